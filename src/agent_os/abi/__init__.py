@@ -1,0 +1,1 @@
+"""The contract between the rings. Imports nothing else of ours."""

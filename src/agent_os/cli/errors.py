@@ -1,0 +1,88 @@
+"""How an error leaves agentctl: the sentence a person reads, the object a program reads, and the exit code.
+
+In: an `AgentOSError`, or the parts of one for failures that have no class (usage, internal). Out: lines on stderr and
+a number. Owns the exit codes (the names belong to `abi.errors`). Never decides what is an error.
+"""
+
+import json
+
+import click
+
+from agent_os.abi.errors import AgentOSError
+from agent_os.cli.output import plain
+
+EXIT_FAILED = 1
+EXIT_NOT_STARTED = 125  # of a verb that otherwise returns the guest's own code
+EXIT_INTERRUPTED = 130
+
+# The whole table, also for names that no subsystem raises yet: a later one must not choose its own number.
+EXIT_CODES = {
+    code: names.split()
+    for code, names in {
+        1: "EIO EUNKNOWN ENONDET EINTR ECANCELED",
+        2: "EINVAL EMSGSIZE ETYPE ENOSYS EPROTO EBADF ENOTDIR EISDIR",
+        3: "ENOENT ESRCH",
+        4: "EPERM EACCES EROFS",
+        5: "EPOLICY ELABEL ETRUST",
+        6: "EAPPROVAL",
+        7: "EBUDGET EDQUOT ENOSPC",
+        8: "EHOSTUNREACH EPIPE EFENCED",
+        9: "ECONFLICT EEXIST EBUSY EDEADLK",
+        11: "EISOLATION",
+        12: "EAGAIN",
+        124: "ETIMEDOUT",
+    }.items()
+}
+_EXIT_OF = {name: code for code, names in EXIT_CODES.items() for name in names}
+
+
+def exit_code(error: AgentOSError) -> int:
+    """The exit code of an error, or of the nearest class above it that has one."""
+    for cls in type(error).__mro__:
+        if cls.__name__ in _EXIT_OF:
+            return _EXIT_OF[cls.__name__]
+    return EXIT_FAILED
+
+
+def report(error: AgentOSError, *, as_json: bool) -> None:
+    """Write one error to stderr. Facts such as the rule or decision appear when the error carries them."""
+    write(
+        code=error.name,
+        detail_code=error.code,
+        severity=error.severity.name.lower(),
+        reason=error.reason,
+        hint=error.hint,
+        retryable=error.retryable,
+        facts=error.detail,
+        as_json=as_json,
+    )
+
+
+def write(
+    *,
+    code: str,
+    detail_code: str,
+    severity: str,
+    reason: str,
+    hint: str,
+    as_json: bool,
+    retryable: bool = False,
+    facts: dict[str, object] | None = None,
+) -> None:
+    """The two shapes of an error: what and why, then the next command; or the one object programs read."""
+    if as_json:
+        shape: dict[str, object] = {
+            "code": code,
+            "detail_code": detail_code,
+            "severity": severity,
+            "reason": reason,
+            **{fact: (facts or {}).get(fact) for fact in ("rule", "decision")},
+            "hint": hint or None,
+            "retryable": retryable,
+            "trace": (facts or {}).get("trace"),
+        }
+        click.echo(json.dumps({"error": shape}, default=str), err=True)
+        return
+    click.echo(f"agentctl: {plain(reason)}", err=True)
+    if hint:
+        click.echo(f"  try: {plain(hint)}", err=True)

@@ -1,0 +1,147 @@
+"""The frame of agentctl: which verbs there are, where each lives, and how every failure ends.
+
+In: the command line. Out: an exit code. A verb's module is imported only when that verb is used, so `--help` and
+`version` stay fast. Never does a verb's work and never imports kernel or sandbox.
+
+A verb is a click command. Its return value is the exit code (None is 0); it raises the family of `abi.errors`, and the
+one handler here turns that into the message and the code.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import NamedTuple
+
+import click
+
+import agent_os
+from agent_os.abi.errors import AgentOSError
+from agent_os.cli import errors
+
+
+class Verb(NamedTuple):
+    target: str  # module:object
+    group: str
+    summary: str
+    failure: int | None = None  # the one exit code of our own failures, where others are the guest's
+
+
+VERBS = {
+    "run": Verb("agent_os.cli.run:run", "Agents", "Run any command as an isolated agent.", errors.EXIT_NOT_STARTED),
+    "diff": Verb("agent_os.cli.work:diff", "Work", "Show what an agent changed in its workspace."),
+    "commit": Verb("agent_os.cli.work:commit", "Work", "Write an agent's changes to the real directory."),
+    "discard": Verb("agent_os.cli.work:discard", "Work", "Throw an agent's changes away."),
+    "doctor": Verb("agent_os.cli.doctor:doctor", "System", "Check what this machine can isolate, by doing it."),
+    "version": Verb("agent_os.cli.version:version", "System", "Show the versions of Agent OS and Python."),
+}
+
+
+class AgentCtl(click.Group):
+    """A group that knows its verbs by a table and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        module, _, name = verb.target.partition(":")
+        return getattr(import_module(module), name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            raise click.UsageError(_unknown_verb(args[0]), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group in dict.fromkeys(verb.group for verb in VERBS.values()):
+            with formatter.section(group):
+                formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items() if verb.group == group])
+
+
+def _unknown_verb(word: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, VERBS, n=1, cutoff=0.5)
+    return f"there is no verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+@click.group(cls=AgentCtl, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False)
+@click.version_option(agent_os.__version__, prog_name="agentctl", message="%(prog)s %(version)s")
+def app() -> None:
+    """Run any program as an isolated agent, see what it changed, and decide what to keep.
+
+    \b
+      agentctl run -- python my_agent.py
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args:
+        args = ["--help"]
+    as_json = asks_for_json(args)
+    failure = _failure_code(args)
+    try:
+        return app.main(args, prog_name="agentctl", standalone_mode=False) or 0
+    except AgentOSError as error:
+        errors.report(error, as_json=as_json)
+        return failure or errors.exit_code(error)
+    except click.ClickException as error:
+        _report_click(error, as_json)
+        return failure or error.exit_code
+    except click.Abort:  # Ctrl-C, or the end of input at a question
+        return errors.EXIT_INTERRUPTED
+    except Exception as error:  # the last line of defence: a bug of ours is one clear line, not a page
+        _report_bug(error, as_json)
+        return failure or errors.EXIT_FAILED
+
+
+def asks_for_json(args: Sequence[str]) -> bool:
+    """Read from the raw words, because a command line that click cannot parse still wants its error as JSON."""
+    own = list(args[: args.index("--")] if "--" in args else args)
+    if {"--json", "-ojson", "--output=json"} & set(own):
+        return True
+    return any(pair in {("-o", "json"), ("--output", "json")} for pair in pairwise(own))
+
+
+def _failure_code(args: Sequence[str]) -> int | None:
+    verb = VERBS.get(args[0])
+    return verb.failure if verb else None
+
+
+def _report_click(error: click.ClickException, as_json: bool) -> None:
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    errors.write(
+        code="EINVAL",
+        detail_code="usage",
+        severity="low",
+        reason=error.format_message().rstrip("."),
+        hint=f"{ctx.command_path if ctx else 'agentctl'} --help",
+        as_json=as_json,
+    )
+
+
+def _report_bug(error: Exception, as_json: bool) -> None:
+    if os.environ.get("AGENT_OS_LOG") == "debug":
+        import traceback
+
+        traceback.print_exception(error)
+    errors.write(
+        code="EIO",
+        detail_code="internal",
+        severity="high",
+        reason=f"internal error, {type(error).__name__}: {error}",
+        hint="the same command with AGENT_OS_LOG=debug prints where it happened",
+        as_json=as_json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

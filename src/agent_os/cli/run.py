@@ -1,0 +1,148 @@
+"""`agentctl run`: any command as an isolated agent, in the foreground.
+
+In: flags and a command. Out: the command's own output and exit code; on stderr, at the end, what was refused and what
+it changed. 125 means we could not start it.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from agent_os.cli import output
+from agent_os.cli.streams import Streams
+
+if TYPE_CHECKING:
+    from agent_os.kernel.process import Guest, Order, Outcome
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--workspace",
+    metavar="[bind:]DIR|tmpfs",
+    help="Project directory, default the current one. Writes are kept apart until you commit them; "
+    "bind: writes through at once; tmpfs is empty and gone at the end.",
+)
+@click.option(
+    "--mount", "mounts", multiple=True, metavar="[rw:]SRC[:DST]", help="Show another path, read-only unless rw:."
+)
+@click.option("--net", multiple=True, metavar="HOST[:PORT]", help="Allow connections to a host. Repeatable.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or pass yours on. Repeatable.")
+@click.option("--timeout", metavar="10s|5m|1h", help="Kill it after this long; exit code 124.")
+@click.option("--min-isolation", metavar="S0…S4", help="Refuse to start below this level. Default S2.")
+@click.option("--commit", "after", flag_value="commit", help="At the end write ordinary changes to the project.")
+@click.option("--discard", "after", flag_value="discard", help="At the end throw the changes away.")
+@click.option("--keep", "after", flag_value="keep", default=True, help="Keep the changes for later. The default.")
+@click.option("--allow-protected", is_flag=True, help="With --commit: also files that tools execute or obey.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(
+    command: tuple[str, ...],
+    workspace: str | None,
+    mounts: Sequence[str],
+    net: Sequence[str],
+    env: Sequence[str],
+    timeout: str | None,
+    min_isolation: str | None,
+    after: str,
+    allow_protected: bool,
+    quiet: bool,
+) -> int:
+    """Run COMMAND as an isolated agent.
+
+    It sees the current directory at its own path, /usr, its own program and nothing else of this machine. Its writes
+    stay apart until you commit them; it reaches the network only where --net allows.
+
+    \b
+      agentctl run -- python my_agent.py
+      agentctl run --net pypi.org -- bash -c 'pip download six'
+    """
+    from agent_os import daemon
+
+    if sys.platform != "linux":
+        raise click.ClickException(
+            f"{sys.platform} has no namespaces to isolate an agent with; run Agent OS inside a Linux VM "
+            "(for example with Lima: limactl start, then install it there)"
+        )
+    if not command:
+        raise click.UsageError("no command was given: agentctl run -- python my_agent.py")
+    wanted = daemon.order(
+        command, workspace=workspace, mounts=mounts, net=net, env=env, timeout=timeout, min_isolation=min_isolation
+    )
+    outcome = asyncio.run(_run(wanted))
+    kept = _settle(outcome, after, allow_protected)
+    if not quiet:
+        _summarise(outcome, kept)
+    return outcome.code
+
+
+async def _run(wanted: "Order") -> "Outcome":
+    from agent_os import daemon
+
+    streams = Streams()
+    async with daemon.running(wanted, streams.theirs) as guest:
+        streams.started()
+        _obey_interrupts(guest)
+        outcome = await guest.finish()
+        await asyncio.to_thread(streams.drain)
+    return outcome
+
+
+def _obey_interrupts(guest: "Guest") -> None:
+    """The first Ctrl-C asks, the second kills."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def interrupt() -> None:
+        nonlocal asked
+        if asked:
+            guest.process.signal(signal.SIGKILL)
+            return
+        asked = True
+        guest.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt)
+
+
+def _settle(outcome: "Outcome", after: str, allow_protected: bool) -> bool:
+    """Do with the changes what was asked; whether a workspace is left to decide about."""
+    workspace = outcome.workspace
+    if workspace is None:
+        return False
+    if after == "commit" and outcome.code == 0:
+        report = workspace.commit(allow_protected=allow_protected)
+        _say(f"committed {len(report.committed)} of {len(outcome.changes)} changes to {workspace.project}")
+        after = "discard" if report.complete else "keep"
+    if after == "discard" or not outcome.changes:
+        workspace.discard()
+        return False
+    return True
+
+
+def _summarise(outcome: "Outcome", kept: bool) -> None:
+    endings = {
+        "exited": f"ended {outcome.code}",
+        "timeout": "killed by its --timeout",
+        "interrupted": "stopped by you",
+        "disk": "killed: its workspace outgrew its disk limit",
+        "launcher": "killed: the launcher ended",
+    }
+    _say(f"{outcome.name}  {endings[outcome.ending]} after {outcome.seconds:.1f} s  isolation {outcome.level}")
+    for refusal in outcome.refusals:
+        allow = f"   allow: {refusal.allow}" if refusal.allow else ""
+        _say(f"refused  {output.plain(refusal.what)}  {refusal.times}×{allow}")
+    if kept:
+        rows = [(change.kind[0].upper(), change.shown, f"{change.size} B") for change in outcome.changes[:20]]
+        _say(output.table(rows))
+        if len(outcome.changes) > len(rows):
+            _say(f"… and {len(outcome.changes) - len(rows)} more")
+        name = outcome.name
+        _say(f"keep: agentctl commit {name}   drop: agentctl discard {name}   look: agentctl diff --patch {name}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

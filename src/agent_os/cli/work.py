@@ -1,0 +1,237 @@
+"""`agentctl diff`, `commit`, `discard`: look at what an agent changed, and decide.
+
+In: a workspace's name, or the current directory. Out: the changes on stdout; what happened and what to do next on stderr.
+All deciding is the kernel's; names and contents come from an agent and are shown escaped.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent_os import daemon
+from agent_os.abi.errors import EINVAL
+from agent_os.cli.output import output_option, paint, plain, print_json, table
+
+if TYPE_CHECKING:
+    from agent_os.kernel.changes import Change
+    from agent_os.kernel.landing import Report
+    from agent_os.kernel.workspace import Workspace
+
+EXIT_FAILED = 1
+EXIT_CONFLICT = 9
+_LETTERS = {"add": "A", "modify": "M", "delete": "D", "mode": "P", "symlink": "L"}
+_WORDS = {"add": "added", "modify": "modified", "delete": "deleted", "mode": "with a new mode", "symlink": "linked"}
+_COLOURS = {"A": "green", "D": "red", "M": "yellow"}
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--patch", is_flag=True, help="Show the text of each change.")
+@output_option
+def diff(name: str | None, patch: bool, as_json: bool) -> None:
+    """Show what an agent changed in its workspace.
+
+    NAME is the latest workspace of the current directory unless given.
+    """
+    workspace = _find(name)
+    changes = workspace.diff()
+    if as_json:
+        entries = [_entry(change) | ({"patch": workspace.patch(change)} if patch else {}) for change in changes]
+        print_json({**_about(workspace), "running": workspace.running, "changes": entries})
+        return
+    _say(f"{workspace.name}  {workspace.meta.mode} of {plain(workspace.meta.project)}")
+    _list(changes)
+    if patch:
+        _patches(workspace, changes)
+    _say(_count(changes))
+    if changes and not workspace.running:
+        _say(f"next  agentctl commit {workspace.name}   or   agentctl discard {workspace.name}")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--allow-protected", is_flag=True, help="Also commit files that tools execute or read as configuration.")
+@click.option("--only", metavar="PATH", multiple=True, help="Commit this path alone. Repeatable.")
+@click.option("--yes", is_flag=True, help="Do not ask; protected files stay out unless --allow-protected.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen and change nothing.")
+@output_option
+def commit(
+    name: str | None, allow_protected: bool, only: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool
+) -> int:
+    """Write an agent's changes to the real directory.
+
+    NAME is the latest workspace of the current directory unless given. Protected files need --allow-protected, or a
+    person's yes to that very change. Ends with 9 when the project changed in the same places.
+    """
+    workspace = _find(name)
+    report = workspace.commit(allow_protected=allow_protected, paths=only or None, dry_run=dry_run)
+    if report.withheld and not (yes or dry_run or as_json) and _interactive():
+        report = _ask_for_protected(workspace, report, only)
+    if report.complete and not only:
+        workspace.discard()
+    if as_json:
+        print_json({**_about(workspace), **_result(report)})
+    else:
+        _tell(workspace, report, removed=report.complete and not only)
+    if report.conflicts:
+        return EXIT_CONFLICT
+    return EXIT_FAILED if report.failed else 0
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def discard(name: str | None, yes: bool, as_json: bool) -> None:
+    """Throw an agent's changes away.
+
+    NAME is the latest workspace of the current directory unless given. The project itself was never touched.
+    """
+    workspace = _find(name)
+    changes = workspace.diff()
+    if changes and not yes:
+        if not _interactive():
+            raise EINVAL(
+                "confirm",
+                f"{workspace.name} holds {_count(changes)}, which would be lost",
+                hint=f"agentctl discard {workspace.name} --yes",
+            )
+        _list(changes)
+        click.confirm(f"Throw away {_count(changes)} of {workspace.name}?", abort=True, err=True)
+    workspace.discard()
+    if as_json:
+        print_json({**_about(workspace), "discarded": len(changes)})
+    else:
+        _say(f"discarded {workspace.name}: {_count(changes)}")
+
+
+def _find(name: str | None) -> "Workspace":
+    workspaces = daemon.workspaces()
+    return workspaces.open(name) if name else workspaces.latest(Path.cwd())
+
+
+def _interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask_for_protected(workspace: "Workspace", report: "Report", only: tuple[str, ...]) -> "Report":
+    """Ordinary changes have landed; what is left is shown in full, and only exactly that is committed on a yes."""
+    shown = workspace.diff()
+    expected = daemon.digest(shown)
+    withheld = [change for change in shown if change.protected]
+    _say("These files are executed or read as configuration by tools:")
+    _list(withheld)
+    _patches(workspace, withheld)
+    if not click.confirm("Commit them too?", default=False, err=True):
+        return report
+    more = workspace.commit(allow_protected=True, paths=only or None, expect=expected)
+    more.committed[:0] = report.committed
+    return more
+
+
+def _list(changes: "Iterable[Change]") -> None:
+    rows = [(_LETTERS[change.kind], change.shown, _size(change), _remark(change)) for change in changes]
+    if not rows:
+        return
+    for line in table(rows).splitlines():
+        click.echo(paint(line[0], _COLOURS.get(line[0], "blue")) + line[1:])
+
+
+def _size(change: "Change") -> str:
+    if change.kind == "mode":
+        return f"mode {change.mode:o}"
+    return human_size(change.size) if change.type == "file" and change.kind != "delete" else ""
+
+
+def _remark(change: "Change") -> str:
+    if change.refused:
+        return f"refused: {change.refused}"
+    return "protected" if change.protected else ""
+
+
+def human_size(size: int) -> str:
+    """1023 B, 1.0 kB, 4.2 MB: powers of 1000, one decimal."""
+    if size < 1000:
+        return f"{size} B"
+    amount = float(size)
+    for unit in ("kB", "MB", "GB", "TB"):
+        amount /= 1000
+        if amount < 999.95:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:.1f} PB"
+
+
+def _patches(workspace: "Workspace", changes: "Iterable[Change]") -> None:
+    for change in changes:
+        text = workspace.patch(change)
+        for line in text.splitlines():
+            colour = {"+": "green", "-": "red", "@": "blue"}.get(line[:1])
+            click.echo(paint(line, colour) if colour else line)
+
+
+def _count(changes: "list[Change]") -> str:
+    """`3 changes: 2 added, 1 deleted; 1 protected`."""
+    if not changes:
+        return "no changes"
+    kinds = Counter(change.kind for change in changes)
+    text = f"{len(changes)} change{'s' if len(changes) > 1 else ''}: "
+    text += ", ".join(f"{kinds[kind]} {word}" for kind, word in _WORDS.items() if kinds[kind])
+    special = {"protected": sum(c.protected for c in changes), "refused": sum(bool(c.refused) for c in changes)}
+    marks = ", ".join(f"{number} {word}" for word, number in special.items() if number)
+    return f"{text}; {marks}" if marks else text
+
+
+def _tell(workspace: "Workspace", report: "Report", *, removed: bool) -> None:
+    _list(report.committed)
+    did = "would commit" if report.dry_run else "committed"
+    _say(f"{did} {_count(report.committed)} to {plain(workspace.meta.project)}")
+    for title, left in (("withheld", report.withheld), ("refused", report.refused), ("failed", report.failed)):
+        for change in left:
+            reason = change.refused if title != "withheld" else "executed or read as configuration by tools"
+            _say(f"{title}  {change.shown}  {reason}")
+    for conflict in report.conflicts:
+        _say(f"conflict  {conflict.change.shown}  {conflict.reason}")
+    if removed:
+        _say(f"{workspace.name} is empty now and was removed")
+    elif report.withheld:
+        _say(f"next  agentctl diff {workspace.name} --patch   then   agentctl commit {workspace.name} --allow-protected")
+    elif not report.dry_run and not report.complete:
+        _say(f"next  agentctl diff {workspace.name} --patch   or   agentctl discard {workspace.name}")
+
+
+def _about(workspace: "Workspace") -> dict[str, Any]:
+    return {"workspace": workspace.name, "mode": workspace.meta.mode, "project": workspace.meta.project}
+
+
+def _result(report: "Report") -> dict[str, Any]:
+    return {
+        "dry_run": report.dry_run,
+        "complete": report.complete,
+        "committed": [_entry(change) for change in report.committed],
+        "withheld": [_entry(change) for change in report.withheld],
+        "refused": [_entry(change) for change in report.refused],
+        "failed": [_entry(change) for change in report.failed],
+        "conflicts": [{**_entry(found.change), "code": found.code, "reason": found.reason} for found in report.conflicts],
+    }
+
+
+def _entry(change: "Change") -> dict[str, Any]:
+    return {
+        "path": change.path,
+        "kind": change.kind,
+        "type": change.type,
+        "size": change.size,
+        "mode": None if change.mode is None else f"{change.mode:04o}",
+        "sha256_old": change.sha256_old,
+        "sha256_new": change.sha256_new,
+        "protected": change.protected,
+        "refused": change.refused,
+    }
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

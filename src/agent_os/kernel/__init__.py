@@ -1,0 +1,1 @@
+"""Ring 0: what decides, records and then acts."""

@@ -1,0 +1,383 @@
+"""Workspaces: where an agent's writes go until somebody decides about them.
+
+Owns `<state>/work/<name>/`: `meta.json`, `upper/` (the agent's layer), `work/` (overlayfs' own), `lock` (held while the
+agent runs), `intent.json` (while and after a commit), `base` (copy mode). In: a project directory that
+`sources` accepted. Out: a `Workspace` with `diff`, `commit`, `discard`. Never mounts anything: the sandbox does.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from agent_os.abi.errors import EACCES, EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
+from agent_os.kernel import beneath, changes, protected
+from agent_os.kernel.changes import Change, CopyBase
+from agent_os.kernel.landing import Intent, Landing, Report, select, write_json
+
+MODES = ("overlay", "copy", "bind", "tmpfs")
+_KEPT = ("overlay", "copy")  # modes that leave something to decide about
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_FICLONE = 0x40049409
+_CLOCK_REALTIME_COARSE = 5  # the clock that stamps files; not named by the standard library
+
+
+@dataclass(frozen=True)
+class Meta:
+    name: str
+    project: str
+    mode: str
+    created: int  # ns, taken before the mount: a project entry changed later is a conflict
+    inode: int  # of the project directory
+    uid: int  # its owner
+    gid: int
+    agent_uid: int | None  # root mode: the host uid the layer belongs to
+    copied: int = 0  # ns; copy mode: when the copy was finished
+
+
+def new_name(command: str) -> str:
+    """A name for a workspace of this command, such as `fix-3f2a`."""
+    words = command.split()
+    stem = Path(words[0]).stem.lower() if words else ""
+    slug = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:24].strip("-") or "agent"
+    return f"{slug}-{secrets.token_hex(2)}"
+
+
+class Workspaces:
+    """All workspaces of one state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self.root = state / "work"
+
+    def create(self, project: Path, *, name: str, mode: str, agent_uid: int | None) -> "Workspace":
+        """A new workspace over a project that `check_source` accepted. It exists whole, or not at all."""
+        if not _NAME.fullmatch(name):
+            raise EINVAL(
+                "workspace.name", f"{name!r} is no workspace name: lower case letters, digits and dashes, at most 64"
+            )
+        if mode not in MODES:
+            raise EINVAL("workspace.mode", f"{mode!r} is no workspace mode", hint=f"one of {', '.join(MODES)}")
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (self.root / name).exists():
+            raise EEXIST("workspace.exists", f"there is already a workspace {name}", hint=f"agentctl diff {name}")
+        with beneath.closing(beneath.open_root(self.root)) as root:
+            self._sweep(root)
+            return self._build(root, project, name, mode, agent_uid)
+
+    def _build(self, root: int, project: Path, name: str, mode: str, agent_uid: int | None) -> "Workspace":
+        draft = f".new-{secrets.token_hex(6)}"
+        # Root mode: the launcher's uid must pass through on its way to upper/ and work/; the parent stays closed.
+        os.mkdir(draft, 0o700 if agent_uid is None else 0o711, dir_fd=root)
+        try:
+            with (
+                beneath.closing(beneath.open_directory(root, draft)) as home,
+                beneath.closing(_create_lock(home)),  # a concurrent sweep leaves this draft alone
+                beneath.closing(beneath.open_root(project)) as lower,
+            ):
+                write_json(home, "meta.json", asdict(_fill(home, lower, project, name, mode, agent_uid)))
+            beneath.rename(root, draft, name, replace=False)  # it exists from here on
+        except OSError as error:
+            beneath.remove_tree(root, draft)
+            raise _explained(error, project, name) from error
+        except BaseException:
+            beneath.remove_tree(root, draft)
+            raise
+        return self.open(name)
+
+    def _sweep(self, root: int) -> None:
+        """Remove what a crash left half-made or half-removed."""
+        for left in os.listdir(root):
+            if left.startswith(".gone-") or (left.startswith(".new-") and not _locked(root, left)):
+                beneath.remove_tree(root, left)
+
+    def open(self, name: str) -> "Workspace":
+        path = self.root / name
+        if not _NAME.fullmatch(name) or not path.is_dir():
+            known = [workspace.name for workspace in self.list()]
+            near = get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "agentctl run -- CMD makes one"
+            raise ENOENT("workspace.unknown", f"there is no workspace {changes.escape(name)}", hint=hint)
+        return Workspace(path, _read_meta(path))
+
+    def list(self) -> "list[Workspace]":
+        """Oldest first. One that cannot be read is left out here and explained by `open`."""
+        found: list[Workspace] = []
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            if _NAME.fullmatch(path.name):
+                with suppress(EIO):
+                    found.append(Workspace(path, _read_meta(path)))
+        return sorted(found, key=lambda workspace: (workspace.meta.created, workspace.name))
+
+    def latest(self, directory: Path | None = None) -> "Workspace":
+        """The newest workspace with something to decide about; with `directory`, of the project it is in."""
+        here = os.path.realpath(directory) if directory is not None else None
+        for workspace in reversed(self.list()):
+            if workspace.meta.mode in _KEPT and (here is None or protected.within(here, workspace.meta.project)):
+                return workspace
+        where = f" for {changes.escape(here)}" if here else ""
+        raise ENOENT("workspace.none", f"there is no workspace{where}", hint="agentctl run -- CMD makes one")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One kept workspace. The sandbox mounts `upper` and `work`; after the run only they and the project count."""
+
+    path: Path
+    meta: Meta
+
+    @property
+    def name(self) -> str:
+        return self.meta.name
+
+    @property
+    def project(self) -> Path:
+        return Path(self.meta.project)
+
+    @property
+    def upper(self) -> Path:
+        return self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """While the agent, a commit or a discard runs. EBUSY when somebody else holds it; ends with the process."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise ENOENT("workspace.unknown", f"the workspace {self.name} is gone") from None
+        with beneath.closing(fd):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise EBUSY(
+                    "workspace.running",
+                    f"the agent of {self.name} is still running",
+                    hint="wait for its end, or stop it",
+                ) from None
+            yield
+
+    @property
+    def running(self) -> bool:
+        with beneath.closing(beneath.open_root(self.path.parent)) as root:
+            return _locked(root, self.path.name)
+
+    def diff(self) -> list[Change]:
+        """What the agent changed and the project does not have yet. May be called while the agent runs."""
+        with self._opened() as (home, lower, upper):
+            return self._diff(Intent(home), lower, upper)
+
+    def _diff(self, intent: Intent, lower: int, upper: int) -> list[Change]:
+        base = _read_base(self) if self.meta.mode == "copy" else None
+        return [change for change in changes.compare(lower, upper, base=base) if not intent.landed(change)]
+
+    def patch(self, change: Change) -> str:
+        """A unified diff of one text file, safe to print."""
+        with self._opened() as (_, lower, upper):
+            return changes.patch(lower, upper, change)
+
+    def commit(
+        self,
+        *,
+        allow_protected: bool = False,
+        paths: Iterable[str] | None = None,
+        dry_run: bool = False,
+        expect: str | None = None,
+        progress: Callable[[Change], None] | None = None,
+    ) -> Report:
+        """Write the changes to the project; the workspace stays until `discard`.
+
+        `expect` is the `digest` of the diff a person approved: anything else is refused. An entry that conflicts or is
+        refused stops nobody but itself and what depends on it. After a crash, call it again: it resumes.
+        """
+        with self.hold(), self._opened() as (home, lower, upper):
+            intent = Intent(home)
+            found = self._diff(intent, lower, upper)
+            if expect is not None and digest(found) != expect:
+                raise ECONFLICT(
+                    "workspace.changed", f"{self.name} is not what was shown", hint=f"agentctl diff {self.name}"
+                )
+            landing = Landing(lower, upper, intent, self.meta.created, progress, Report(dry_run=dry_run))
+            landing.plan(select(found, paths), allow_protected=allow_protected)
+            if dry_run:
+                landing.report.committed = [step.change for step in landing.steps]
+                return landing.report
+            return landing.land()
+
+    def discard(self) -> None:
+        """Remove the workspace and all in it. The project was never touched, so this is the rollback too."""
+        with self.hold(), beneath.closing(beneath.open_root(self.path.parent)) as root:
+            gone = f".gone-{secrets.token_hex(6)}"
+            beneath.rename(root, self.path.name, gone)  # nobody sees half of it
+            beneath.remove_tree(root, gone)
+
+    @contextmanager
+    def _opened(self) -> Generator[tuple[int, int, int]]:
+        """The workspace's own directory, the project, and the agent's layer."""
+        if self.meta.mode not in _KEPT:
+            raise EINVAL(
+                "workspace.mode", f"{self.name} is a {self.meta.mode} workspace: it keeps no changes to decide about"
+            )
+        try:
+            lower = beneath.open_root(self.project)
+        except OSError as error:
+            raise _explained(error, self.project, self.name) from error
+        with beneath.closing(lower):
+            if os.fstat(lower).st_ino != self.meta.inode:
+                raise ECONFLICT(
+                    "workspace.changed", f"{self.project} is no longer the directory {self.name} was made for"
+                )
+            with (
+                beneath.closing(beneath.open_root(self.path)) as home,
+                beneath.closing(beneath.open_directory(home, "upper")) as upper,
+            ):
+                yield home, lower, upper
+
+
+def digest(found: Iterable[Change]) -> str:
+    """Names one exact diff: what was shown is what gets committed."""
+    lines = "\0".join(f"{change.path}\0{change.signature}\0{change.sha256_old}" for change in found)
+    return hashlib.sha256(os.fsencode(lines)).hexdigest()
+
+
+def _fill(home: int, lower: int, project: Path, name: str, mode: str, agent_uid: int | None) -> Meta:
+    """Everything in a new workspace but its meta.json."""
+    created = time.time_ns()
+    info = os.fstat(lower)
+    copied = 0
+    if mode in _KEPT:
+        for part in ("upper", "work"):
+            os.mkdir(part, 0o700, dir_fd=home)
+        with beneath.closing(beneath.open_directory(home, "upper")) as upper:
+            if mode == "copy":
+                _write_base(home, _copy_tree(lower, upper, agent_uid))
+            # The root the agent sees takes its mode from here.
+            os.fchmod(upper, stat.S_IMODE(info.st_mode) & changes.PERMISSIONS)
+            _give(upper, agent_uid)
+        with beneath.closing(beneath.open_directory(home, "work")) as work:
+            _give(work, agent_uid)
+        copied = _settled() if mode == "copy" else 0
+    return Meta(
+        name, os.path.realpath(project), mode, created, info.st_ino, info.st_uid, info.st_gid, agent_uid, copied
+    )
+
+
+def _copy_tree(lower: int, upper: int, agent_uid: int | None) -> list[str]:
+    """Copy mode: the whole project, blocks shared where the disk can. Special files stay out, as at commit."""
+    made: list[str] = []
+    directories: list[tuple[str, int]] = []
+    for path, info in beneath.walk(lower, ""):
+        if stat.S_ISDIR(info.st_mode):
+            beneath.make_directory(upper, path)
+            directories.append((path, info.st_mode & changes.PERMISSIONS))
+        elif stat.S_ISREG(info.st_mode):
+            _copy_file(lower, upper, path, agent_uid)
+        elif stat.S_ISLNK(info.st_mode):
+            with beneath.parent(upper, path) as (directory, name):
+                os.symlink(beneath.read_link(lower, path), name, dir_fd=directory)
+                if agent_uid is not None:
+                    os.chown(name, agent_uid, agent_uid, dir_fd=directory, follow_symlinks=False)
+        else:
+            continue
+        made.append(path)
+    for path, mode in reversed(directories):
+        with beneath.closing(beneath.open_directory(upper, path)) as directory:
+            os.fchmod(directory, mode)
+            _give(directory, agent_uid)
+    return made
+
+
+def _copy_file(lower: int, upper: int, path: str, agent_uid: int | None) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with (
+        beneath.closing(beneath.open_file(lower, path)) as source,
+        beneath.closing(beneath.open_beneath(upper, path, flags, 0o600, resolve=beneath.PHYSICAL)) as target,
+    ):
+        try:
+            fcntl.ioctl(target, _FICLONE, source)
+        except OSError:  # no shared blocks here: copy the bytes
+            beneath.sha256(source, into=target)
+        info = os.fstat(source)
+        _give(target, agent_uid)
+        os.fchmod(target, info.st_mode & changes.PERMISSIONS)
+        os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _give(fd: int, uid: int | None) -> None:
+    if uid is not None and os.fstat(fd).st_uid != uid:
+        os.fchown(fd, uid, uid)
+
+
+def _settled() -> int:
+    """Now, once the clock that stamps files has passed it: whatever is written later bears a later time."""
+    now = time.time_ns()
+    while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) <= now:
+        time.sleep(0.001)
+    return now
+
+
+def _write_base(home: int, paths: Iterable[str]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open("base", flags, 0o600, dir_fd=home), "wb") as file:
+        file.writelines(os.fsencode(path) + b"\0" for path in paths)
+
+
+def _read_base(workspace: Workspace) -> CopyBase:
+    raw = (workspace.path / "base").read_bytes()
+    return CopyBase(frozenset(os.fsdecode(path) for path in raw.split(b"\0") if path), workspace.meta.copied)
+
+
+def _read_meta(path: Path) -> Meta:
+    try:
+        with beneath.closing(beneath.open_root(path)) as home:
+            return Meta(**cast("dict[str, Any]", json.loads(beneath.read_beneath(home, "meta.json", 1 << 20))))
+    except (OSError, ValueError, TypeError) as error:
+        raise EIO(
+            "workspace.damaged", f"the workspace {path.name} cannot be read: {error}", hint=f"rm -r {path}"
+        ) from None
+
+
+def _create_lock(home: int) -> int:
+    fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _locked(root: int, name: str) -> bool:
+    try:
+        fd = beneath.open_beneath(root, f"{name}/lock", os.O_RDONLY | os.O_NOFOLLOW, resolve=beneath.PHYSICAL)
+    except OSError:
+        return False
+    with beneath.closing(fd):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _explained(error: OSError, project: Path, name: str) -> Exception:
+    """The family's error for a failed system call, saying which path."""
+    where = project / error.filename if isinstance(error.filename, str) and error.filename != str(project) else project
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ENOSPC("workspace.space", f"no room for the workspace {name}", hint="make room in the state directory")
+    if error.errno == errno.EEXIST:
+        return EEXIST("workspace.exists", f"there is already a workspace {name}", hint=f"agentctl diff {name}")
+    if error.errno == errno.ENOENT:
+        return ENOENT("workspace.missing", f"{changes.escape(str(where))} does not exist any more")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return EACCES("workspace.unreadable", f"{changes.escape(str(where))} cannot be read")
+    return EIO("workspace.failed", f"{changes.escape(str(where))}: {error.strerror}")

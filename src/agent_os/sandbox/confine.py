@@ -1,0 +1,270 @@
+"""What a freshly forked child does to itself before any foreign code runs: steps C1–C16, in exactly this order.
+
+Goes in: a SpawnSpec and descriptors. Comes out: a `ready` record on the status socket, then the agent; or a `failed`
+record naming the step, and exit 125. Irreversible by design: each step takes away what an earlier one needed.
+"""
+
+import errno
+import fcntl
+import gc
+import glob
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from agent_os.sandbox import guest_init, landlock, limits, root, seccomp, syscalls
+from agent_os.sandbox.spec import LEVELS, PROXY_PORT, SpawnSpec
+
+AGENT_UID = 1000  # what an agent sees as its own
+_STATUS, _WORKSPACE, _LISTENER, _FIRST_FREE = 4, 5, 6, 7
+_ISOLATED = (
+    syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWCGROUP
+    | syscalls.CLONE_NEWNET
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the launcher knows and every child shares. The last three exist to simulate weaker hosts and failures."""
+
+    root_mode: bool
+    prefixes: tuple[str, ...]
+    run_native: Callable[[list[str]], int]
+    filters: dict[tuple[str, bool], bytes]
+    landlock_abi: int
+    without: frozenset[str] = frozenset()
+    fail_at: str = ""
+
+
+@dataclass
+class Child:
+    setup: Setup
+    spec: SpawnSpec
+    fds: dict[str, int]  # by the names of spec.descriptors
+    layers: set[str] = field(default_factory=set[str])
+    workspace: int = -1
+    listener: socket.socket | None = None
+
+    def has(self, layer: str) -> bool:
+        """Whether to apply a layer; noted, because the level is what was applied, not what was wished."""
+        if layer in self.setup.without:
+            return False
+        self.layers.add(layer)
+        return True
+
+
+def confine_and_run(child: Child) -> int:
+    """Take every step, report, run. Returns the exit code of the agent, or 125."""
+    step = "start"
+    try:
+        for step, take in STEPS:
+            if step == child.setup.fail_at:
+                raise OSError(errno.EIO, "failpoint")
+            take(child)
+    except Exception as problem:  # whatever goes wrong before `ready`, the kernel must hear of it
+        code = problem.errno if isinstance(problem, OSError) else None
+        _report(child, {"failed": {"step": step, "errno": code or 0, "why": str(problem)}})
+        return guest_init.COULD_NOT_START
+    status = socket.socket(fileno=_STATUS)
+    spec = child.spec
+    if spec.warm:
+        status.close()
+        return child.setup.run_native(spec.argv)
+    return guest_init.run(spec.argv, spec.env, status, keep_agent_socket=spec.env.get("AGENT_OS_FD") == "3")
+
+
+def level(layers: set[str]) -> str:
+    """The ladder: which promise a set of applied layers carries."""
+    if not {"identity", "namespaces", "capabilities", "seccomp", "limits"} <= layers:
+        return "S0"
+    if "landlock" not in layers:
+        return "S1"
+    return "S3" if "controllers" in layers else "S2"
+
+
+def reset_signals(child: Child) -> None:
+    """C1. An inherited ignored SIGCHLD would make every `subprocess` report success."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def start_session(child: Child) -> None:
+    """C2. No controlling terminal, and no life without the launcher."""
+    syscalls.die_with_parent()
+    os.setsid()
+
+
+def join_cgroup(child: Child) -> None:
+    """C3. Before any foreign code, and before the cgroup namespace, so that its root is the agent's own group."""
+    if "cgroup" in child.fds:
+        os.write(child.fds["cgroup"], b"0")
+
+
+def enter_namespaces(child: Child) -> None:
+    """C4. The pid namespace came with the fork."""
+    syscalls.unshare(_ISOLATED)
+    child.layers.add("namespaces")
+
+
+def mount_view(child: Child) -> None:
+    """C5. Workspace, binds, masks, /tmp, /dev/shm, proc. Needs the launcher's rights."""
+    uid = child.spec.uid if child.setup.root_mode else 0
+    sources = root.Sources(child.fds, child.setup.root_mode, child.setup.prefixes, uid)
+    child.workspace = root.assemble(child.spec, sources)
+
+
+def leave_host_view(child: Child) -> None:
+    """C6."""
+    root.enter()
+
+
+def open_network(child: Child) -> None:
+    """C7. An empty network namespace; for `proxy` the listener is made here, as later layers forbid it."""
+    syscalls.set_hostname(b"agent")
+    if child.spec.net == "proxy":
+        syscalls.loopback_up()
+        child.listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64, reuse_port=False)
+
+
+def change_uid(child: Child) -> None:
+    """C8. Root mode: a host uid of its own. Clears capabilities, parent-death signal and dumpable."""
+    if child.setup.root_mode:
+        os.setresgid(child.spec.uid, child.spec.uid, child.spec.uid)
+        os.setresuid(child.spec.uid, child.spec.uid, child.spec.uid)
+    child.layers.add("identity")
+
+
+def enter_user_namespace(child: Child) -> None:
+    """C9. Makes the process limit the agent's own, and all other namespaces somebody else's property."""
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or our own uid_map could not be written
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{AGENT_UID} {uid} 1"), ("gid_map", f"{AGENT_UID} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def drop_rights(child: Child) -> None:
+    """C10. No capability, no way to gain one, no look into our memory."""
+    # a guest's files are meant to be committed with the usual modes; its workspace is closed to others anyway
+    os.umask(0o022 if child.spec.kind == "guest" else 0o077)
+    os.chdir(child.spec.cwd)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    if child.has("capabilities"):
+        syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.die_with_parent()
+
+
+def bound_resources(child: Child) -> None:
+    """C11."""
+    if child.has("limits"):
+        limits.apply_rlimits(child.spec.limits)
+
+
+def lock_files(child: Child) -> None:
+    """C12. After the mounts it describes."""
+    if child.setup.landlock_abi and child.has("landlock"):
+        deny_tcp = child.spec.net == "none"
+        landlock.restrict(_file_rules(child), deny_tcp=deny_tcp, use_abi=child.setup.landlock_abi)
+
+
+def forget_shared_state(child: Child) -> None:
+    """C13. Forked copies must not draw the same random numbers. The hash seed stays: one launcher per tenant."""
+    random.seed()
+    gc.enable()
+    os.environ.clear()
+    os.environ.update(child.spec.env)
+
+
+def place_descriptors(child: Child) -> None:
+    """C14. 0–2 streams, 3 the kernel, 4 status; 5 and 6 leave with `ready`. Nothing else stays open."""
+    wanted = {0: "stdin", 1: "stdout", 2: "stderr", 3: "agent", _STATUS: "status"}
+    sources = {target: child.fds[name] for target, name in wanted.items() if name in child.fds}
+    sources[_WORKSPACE] = child.workspace
+    if child.listener:
+        sources[_LISTENER] = child.listener.detach()
+    # first out of the way of each other, then into place
+    parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for target, fd in sources.items()}
+    for target in range(_FIRST_FREE):
+        if target in parked:
+            os.dup2(parked[target], target, inheritable=target < _STATUS)
+        else:
+            os.closerange(target, target + 1)
+    syscalls.close_from(_FIRST_FREE)
+    child.fds = {"status": _STATUS}
+
+
+def filter_syscalls(child: Child) -> None:
+    """C15. Last, because it forbids all of the above."""
+    if child.has("seccomp"):
+        seccomp.install(child.setup.filters[child.spec.net, child.spec.exec_memfd])
+
+
+def report_ready(child: Child) -> None:
+    """C16. Refuse here if the applied layers are worth less than was asked: no foreign code has run yet."""
+    reached = level(child.layers)
+    if LEVELS.index(reached) < LEVELS.index(child.spec.min_level):
+        missing = sorted({"identity", "namespaces", "capabilities", "limits", "landlock", "seccomp"} - child.layers)
+        why = f"reached {reached}, asked for {child.spec.min_level}; missing: {', '.join(missing) or 'controllers'}"
+        raise OSError(errno.EPERM, why)
+    passed = [_WORKSPACE, *([_LISTENER] if child.spec.net == "proxy" else [])]
+    abi = child.setup.landlock_abi if "landlock" in child.layers else 0
+    ready = {"level": reached, "layers": sorted(child.layers), "landlock_abi": abi, "uid": child.spec.uid}
+    _report(child, {"ready": ready}, passed)
+    os.closerange(_WORKSPACE, _FIRST_FREE)
+
+
+STEPS: tuple[tuple[str, Callable[[Child], None]], ...] = (
+    ("C1", reset_signals),
+    ("C2", start_session),
+    ("C3", join_cgroup),
+    ("C4", enter_namespaces),
+    ("C5", mount_view),
+    ("C6", leave_host_view),
+    ("C7", open_network),
+    ("C8", change_uid),
+    ("C9", enter_user_namespace),
+    ("C10", drop_rights),
+    ("C11", bound_resources),
+    ("C12", lock_files),
+    ("C13", forget_shared_state),
+    ("C14", place_descriptors),
+    ("C15", filter_syscalls),
+    ("C16", report_ready),
+)
+
+
+def _file_rules(child: Child) -> Iterator[landlock.Rule]:
+    spec = child.spec
+    execute = 0 if spec.exec_allow is not None else landlock.EXECUTE
+    read, write = landlock.READ & ~landlock.EXECUTE | execute, landlock.WRITE & ~landlock.EXECUTE | execute
+    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc"):
+        yield landlock.Rule(path, read)
+    if spec.kind == "native":
+        for prefix in child.setup.prefixes:
+            yield landlock.Rule(prefix, read)
+    for path in ("/tmp", "/home/agent", "/work", spec.workspace.at):
+        yield landlock.Rule(path, write)
+    for bind in spec.binds:
+        yield landlock.Rule(bind.dst, (write if bind.rw else read) & ~(0 if bind.exec else landlock.EXECUTE))
+    yield landlock.Rule("/dev/shm", landlock.WRITE & ~landlock.EXECUTE)
+    for name in ("null", "zero", "full", "random", "urandom"):
+        yield landlock.Rule(f"/dev/{name}", landlock.DEVICE)
+    if spec.exec_allow is not None:
+        for path in (*spec.exec_allow, *glob.glob("/lib*/ld-*.so*"), *glob.glob("/lib/*/ld-*.so*")):
+            yield landlock.Rule(path, landlock.EXECUTE | landlock.READ_FILE)
+
+
+def _report(child: Child, record: dict[str, object], passed: list[int] | None = None) -> None:
+    status = socket.socket(fileno=os.dup(child.fds["status"]))
+    socket.send_fds(status, [json.dumps(record).encode()], passed or [])
+    status.close()

@@ -1,0 +1,326 @@
+"""The launcher (zygote): a warm interpreter inside its own namespaces that forks confined agents in milliseconds.
+
+Three processes, each the child of the one before; the death of any kills all after it:
+  starter   in the host's namespaces; writes id maps, and in root mode makes id-mapped mounts on request
+  holder    entered the new namespaces; waits
+  launcher  pid 1 of a pid namespace; every agent is its child in a pid namespace of its own
+Started by `spawner` as a fresh interpreter with an empty environment and two sockets. Imports the preload named in its
+configuration and nothing else: author code is never imported before confinement.
+"""
+
+import errno
+import gc
+import importlib
+import json
+import os
+import platform
+import select
+import socket
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from agent_os.sandbox import confine, landlock, root, seccomp, spec, syscalls
+
+FIRST_HOST_UID, HOST_UIDS = 200_000, 4096
+_MAX_DESCRIPTORS = 250
+_NEW = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWCGROUP
+    | syscalls.CLONE_NEWPID
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    entry: str  # module:function that runs a native agent; its import is the preload
+    path: list[str]  # added to sys.path, because -S leaves site-packages out
+    prefixes: list[str]  # of the interpreter, shown to native agents
+    root_mode: bool
+    landlock_abi: int | None = None  # simulate an older kernel
+    without: tuple[str, ...] = ()  # leave layers out: tests and probes only; lowers the level
+    fail_at: str = ""  # fail at this step: tests only
+
+
+class StepFailed(Exception):
+    def __init__(self, step: str, cause: OSError) -> None:
+        super().__init__(f"{step}: {cause}")
+        self.record = {"failed": {"step": step, "errno": cause.errno or 0, "why": str(cause)}}
+
+
+def main() -> NoReturn:
+    """argv: configuration as JSON, descriptor of the launcher socket, descriptor of the starter socket."""
+    given = json.loads(sys.argv[1])
+    config = Config(**given)
+    requests, services = (socket.socket(fileno=int(text)) for text in sys.argv[2:4])
+    try:
+        _start(config, requests, services)
+    except StepFailed as failure:
+        requests.send(json.dumps(failure.record).encode())
+    except OSError as problem:
+        requests.send(json.dumps(StepFailed("launcher", problem).record).encode())
+    os._exit(1)
+
+
+def _start(config: Config, requests: socket.socket, services: socket.socket) -> NoReturn:
+    run_native = _preload(config)
+    step = _Steps(config.fail_at)
+    step("L6")
+    # In root mode sources may lie below directories that only root can enter: pin them while we still are root.
+    trees = root.pin(config.prefixes) if config.root_mode else {}
+    entered, mapped = os.pipe(), os.pipe()
+    uid, gid = os.geteuid(), os.getegid()
+    step("L2")
+    holder = os.fork()
+    if holder:
+        requests.close()
+        os.close(entered[1])
+        if os.read(entered[0], 1):
+            _write_maps(holder, config.root_mode, uid, gid)
+            os.write(mapped[1], b"m")
+        os.close(mapped[1])
+        _serve_host_side(services, holder)
+    services.close()
+    syscalls.die_with_parent()
+    if config.root_mode:
+        os.setgroups([])
+    step("L3", lambda: syscalls.unshare(_NEW))
+    os.write(entered[1], b"e")
+    os.close(mapped[1])
+    step("L4", lambda: _take_ids(mapped[0]))
+    syscalls.die_with_parent()
+    step("L5")
+    if os.fork():
+        requests.close()
+        _wait_for_child()
+    syscalls.die_with_parent()
+    for fd in (*entered, mapped[0]):
+        os.close(fd)
+    if not config.root_mode:
+        trees = step("L6u", lambda: root.pin(config.prefixes))
+    step("L7", lambda: _build_view(config, trees))
+    setup = confine.Setup(
+        root_mode=config.root_mode,
+        prefixes=tuple(config.prefixes),
+        run_native=run_native,
+        filters=step("L8", _filters),
+        landlock_abi=landlock.abi() if config.landlock_abi is None else min(config.landlock_abi, landlock.abi()),
+        without=frozenset(config.without),
+        fail_at=config.fail_at,
+    )
+    _freeze_heap()
+    requests.send(json.dumps({"up": {"landlock_abi": setup.landlock_abi}}).encode())
+    _loop(setup, requests)
+
+
+class _Steps:
+    """Names the step that an error belongs to, and fails on purpose at the one a test asks for."""
+
+    def __init__(self, fail_at: str) -> None:
+        self._fail_at = fail_at
+
+    def __call__(self, name: str, take: Any = None) -> Any:
+        try:
+            if name == self._fail_at:
+                raise OSError(errno.EIO, "failpoint")
+            return take() if take else None
+        except OSError as problem:
+            raise StepFailed(name, problem) from problem
+
+
+def _preload(config: Config) -> Any:
+    """L1. Forking and entering a user namespace both need exactly one thread."""
+    sys.path[:0] = config.path
+    module, _, function = config.entry.partition(":")
+    run_native = getattr(importlib.import_module(module), function)
+    if threading.active_count() != 1 or len(os.listdir("/proc/self/task")) != 1:
+        raise StepFailed("L1", OSError(errno.EBUSY, "the preload started a thread"))
+    return run_native
+
+
+def _write_maps(pid: int, root_mode: bool, uid: int, gid: int) -> None:
+    """L4, from outside. Host uid 0 is not in the map, so from here on it cannot be reached."""
+    if root_mode:
+        lines = {"uid_map": f"0 {FIRST_HOST_UID} {HOST_UIDS}", "gid_map": f"0 {FIRST_HOST_UID} {HOST_UIDS}"}
+    else:
+        lines = {"setgroups": "deny", "uid_map": f"0 {uid} 1", "gid_map": f"0 {gid} 1"}
+    for name, text in lines.items():
+        with open(f"/proc/{pid}/{name}", "w") as file:
+            file.write(text)
+
+
+def _take_ids(mapped: int) -> None:
+    if not os.read(mapped, 1):
+        raise OSError(errno.EPERM, "the id maps could not be written")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _build_view(config: Config, trees: dict[str, int]) -> None:
+    """L7. A full proc of our own: agents may mount theirs only where a fully visible one exists."""
+    syscalls.mount(None, "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("proc", "/proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    root.build_template(trees, config.prefixes)
+
+
+def _filters() -> dict[tuple[str, bool], bytes]:
+    """L8."""
+    if platform.machine() not in syscalls.ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no seccomp table for {platform.machine()}")
+    nets = ("none", "proxy", "unix")
+    return {(net, memfd): seccomp.program(net, memfd) for net in nets for memfd in (False, True)}
+
+
+def _freeze_heap() -> None:
+    """L9. Untouched pages stay shared with every agent."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _loop(setup: confine.Setup, requests: socket.socket) -> NoReturn:
+    """L10. Spawn on request, report every end. The kernel closing its socket ends us, and with us every agent."""
+    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    watch = select.epoll()
+    watch.register(requests, select.EPOLLIN)
+    running: dict[int, tuple[int, str]] = {}  # pidfd → pid, spawn_id
+    while True:
+        for fd, _ in watch.poll():
+            if fd == requests.fileno():
+                _handle(setup, requests, own_pids, running, watch)
+            else:
+                pid, spawn_id = running.pop(fd)
+                _, status, usage = os.wait4(pid, 0)
+                watch.unregister(fd)
+                os.close(fd)
+                used = {"user_s": usage.ru_utime, "system_s": usage.ru_stime, "max_rss_kb": usage.ru_maxrss}
+                _tell(requests, {"exit": {"spawn_id": spawn_id, "status": status, "rusage": used}})
+
+
+def _handle(
+    setup: confine.Setup,
+    requests: socket.socket,
+    own_pids: int,
+    running: dict[int, tuple[int, str]],
+    watch: select.epoll,
+) -> None:
+    message, fds, _, _ = socket.recv_fds(requests, spec.MAX_BYTES + 1, _MAX_DESCRIPTORS)
+    if not message:
+        os._exit(0)
+    try:
+        wanted = spec.decode(message)
+        named = dict(zip(wanted.descriptors, fds, strict=True))
+        pid = _fork_agent(setup, wanted, named, own_pids)
+        pidfd = os.pidfd_open(pid)
+        running[pidfd] = (pid, wanted.spawn_id)
+        watch.register(pidfd, select.EPOLLIN)
+        _tell(requests, {"spawned": {"spawn_id": wanted.spawn_id}}, pidfd)
+    except (ValueError, OSError) as problem:
+        _tell(requests, {"refused": {"errno": getattr(problem, "errno", 0) or 0, "why": str(problem)}})
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _fork_agent(setup: confine.Setup, wanted: spec.SpawnSpec, fds: dict[str, int], own_pids: int) -> int:
+    """A child that is pid 1 of a new pid namespace; ourselves we stay where we were."""
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_be_agent(confine.Child(setup, wanted, fds)))
+        return pid
+    finally:
+        syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
+
+
+def _be_agent(child: confine.Child) -> int:
+    """Nothing may escape upwards into the launcher's loop, whatever the agent's code raises."""
+    try:
+        return confine.confine_and_run(child)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _tell(requests: socket.socket, record: dict[str, Any], *fds: int) -> None:
+    try:
+        socket.send_fds(requests, [json.dumps(record).encode()], fds)
+    except OSError:
+        os._exit(0)  # the kernel is gone; so are we and every agent
+
+
+def _wait_for_child() -> NoReturn:
+    syscalls.close_from(3)
+    os.wait()
+    os._exit(0)
+
+
+def _serve_host_side(services: socket.socket, holder: int) -> NoReturn:
+    """The starter's remaining life: id-mapped mounts on request, until the kernel or the holder ends."""
+    watch = select.epoll()
+    holder_fd = os.pidfd_open(holder)
+    watch.register(holder_fd, select.EPOLLIN)
+    watch.register(services, select.EPOLLIN)
+    while True:
+        for fd, _ in watch.poll():
+            if fd == holder_fd:
+                os._exit(0)
+            message, fds, _, _ = socket.recv_fds(services, 4096, 1)
+            if not message:
+                os._exit(0)
+            try:
+                tree = _owned_tree(fds[0], **json.loads(message))
+                socket.send_fds(services, [b'{"tree": true}'], [tree])
+                os.close(tree)
+            except OSError as problem:
+                services.send(json.dumps({"errno": problem.errno, "why": str(problem)}).encode())
+            for received in fds:
+                os.close(received)
+
+
+def _owned_tree(source: int, owner: list[int] | None, uid: int) -> int:
+    """A private mount of a host directory in which the owner's files belong to the agent, on disk unchanged."""
+    tree = syscalls.clone_tree(at=source)
+    if owner is None:
+        return tree
+    ids = _id_namespace(owner, FIRST_HOST_UID + uid)
+    try:
+        syscalls.set_tree(tree, syscalls.ATTR_IDMAP, userns=ids)
+    except OSError:
+        os.close(tree)
+        raise
+    finally:
+        os.close(ids)
+    return tree
+
+
+def _id_namespace(owner: list[int], agent: int) -> int:
+    """A user namespace that exists only as a pair of maps: owner on disk ↔ agent."""
+    ready, done = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        syscalls.die_with_parent()
+        os.close(done[1])
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        os.write(ready[1], b"r")
+        os.read(done[0], 1)
+        os._exit(0)
+    os.close(ready[1])
+    try:
+        if not os.read(ready[0], 1):
+            raise OSError(errno.EPERM, "no user namespace for the id map")
+        for name, host in (("uid_map", owner[0]), ("gid_map", owner[1])):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{host} {agent} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for fd in (ready[0], *done):
+            os.close(fd)
+        os.waitpid(pid, 0)

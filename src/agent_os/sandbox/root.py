@@ -1,0 +1,254 @@
+"""The view of files: a template made once by the launcher, and one root per agent assembled from it.
+
+What is not mounted here does not exist for an agent. Sources are pinned as unattached mount trees before anything is
+mounted, and every mount point is reached by descriptors without following a link, so a path that changes under our
+hands can make a spawn fail but never point it elsewhere.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agent_os.sandbox import syscalls
+from agent_os.sandbox.spec import SpawnSpec
+
+# A directory that every Linux has and nobody works in; covered in the launcher's own mount namespace only.
+TEMPLATE = "/sys"
+_SYSTEM, _PREFIXES, _ROOT = f"{TEMPLATE}/system", f"{TEMPLATE}/prefix", f"{TEMPLATE}/root"
+_LOWER, _UPPER = f"{TEMPLATE}/lower", f"{TEMPLATE}/upper"
+_NO_DIR, _NO_FILE = f"{TEMPLATE}/masked-directory", f"{TEMPLATE}/masked-file"
+
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_BOUND_ETC = ("alternatives", "ssl/certs")  # of /etc/ssl the certificates only: private keys may lie beside them
+_COPIED_ETC = ("ld.so.cache", "localtime", "mime.types", "ssl/openssl.cnf")
+_WRITTEN_ETC = {
+    "passwd": "agent:x:1000:1000:agent:/home/agent:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n",
+    "group": "agent:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost agent\n::1 localhost\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "host.conf": "multi on\n",
+}
+
+_READ_ONLY = syscalls.ATTR_RDONLY | syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV
+_QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
+
+
+def pin(prefixes: Iterable[str]) -> dict[str, int]:
+    """Private copies of every tree the template shows, by host path. Root mode calls this before it gives up root."""
+    wanted = ["/usr", *prefixes, *(f"/etc/{name}" for name in _BOUND_ETC), *(f"/dev/{name}" for name in _DEVICES)]
+    wanted += [f"/{name}" for name in _TOP_LEVEL if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    return {path: syscalls.clone_tree(path) for path in wanted if os.path.exists(path)}
+
+
+def build_template(trees: dict[str, int], prefixes: Iterable[str]) -> None:
+    """Step L7: all that agents share, read-only, on a private tmpfs. The launcher itself keeps the host's view."""
+    syscalls.mount("tmpfs", TEMPLATE, _QUIET, "size=4m,nr_inodes=8192,mode=755")
+    for folder in (_SYSTEM, _PREFIXES, _ROOT, _LOWER, _UPPER, _NO_DIR, f"{_SYSTEM}/etc/ssl", f"{_SYSTEM}/dev"):
+        os.makedirs(folder, 0o755)
+    open(_NO_FILE, "x").close()
+    _show(trees, "/usr", f"{_SYSTEM}/usr", _READ_ONLY)
+    for name in _TOP_LEVEL:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{_SYSTEM}/{name}")
+        else:
+            _show(trees, f"/{name}", f"{_SYSTEM}/{name}", _READ_ONLY)
+    _fill_etc(trees)
+    for name in _DEVICES:
+        _show(trees, f"/dev/{name}", f"{_SYSTEM}/dev/{name}", syscalls.ATTR_NOSUID | syscalls.ATTR_NOEXEC)
+    os.mkdir(f"{_SYSTEM}/dev/shm")
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, f"{_SYSTEM}/dev/{name}")
+    for index, path in enumerate(prefixes):
+        _show(trees, path, f"{_PREFIXES}/{index}", _READ_ONLY)
+    template = os.open(TEMPLATE, os.O_PATH)
+    syscalls.set_tree(template, syscalls.ATTR_RDONLY, recursive=False)
+    os.close(template)
+
+
+def _fill_etc(trees: dict[str, int]) -> None:
+    for name in _BOUND_ETC:
+        _show(trees, f"/etc/{name}", f"{_SYSTEM}/etc/{name}", _READ_ONLY)
+    for name in _COPIED_ETC:
+        try:
+            with open(f"/etc/{name}", "rb") as source, open(f"{_SYSTEM}/etc/{name}", "xb") as copy:
+                copy.write(source.read(1 << 20))
+        except (FileNotFoundError, PermissionError):
+            continue  # a comfort; nothing depends on it
+    for name, text in _WRITTEN_ETC.items():
+        with open(f"{_SYSTEM}/etc/{name}", "x") as file:
+            file.write(text)
+
+
+def _show(trees: dict[str, int], source: str, target: str, attributes: int) -> None:
+    tree = trees.pop(source, None)
+    if tree is None:
+        return
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
+        os.makedirs(target, 0o755)
+    else:
+        open(target, "x").close()
+    syscalls.set_tree(tree, attributes)
+    place = os.open(target, os.O_PATH)
+    syscalls.attach_tree(tree, place)
+    os.close(tree)
+    os.close(place)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a spawn brings along: the descriptors by name, and how they came (root mode: unattached trees)."""
+
+    descriptors: dict[str, int]
+    are_trees: bool
+    prefixes: tuple[str, ...]  # of the interpreter, for native agents
+    uid: int
+
+    def tree(self, name: str) -> int:
+        """An unattached tree for a descriptor. User mode sends a plain descriptor of a directory in the host's mount
+        namespace, which cannot be bound from here: reopen its path and make sure it is still the same thing."""
+        fd = self.descriptors[name]
+        if self.are_trees:
+            return fd
+        again = os.open(os.readlink(f"/proc/self/fd/{fd}"), os.O_PATH | os.O_NOFOLLOW)
+        if not os.path.sameopenfile(fd, again):
+            raise OSError(errno.ESTALE, f"{name}: the mount source was replaced during the spawn")
+        tree = syscalls.clone_tree(at=again)
+        os.close(again)
+        return tree
+
+
+def assemble(spec: SpawnSpec, sources: Sources) -> int:
+    """Step C5: one agent's root. Returns an O_PATH descriptor of the workspace's root."""
+    syscalls.mount("tmpfs", _ROOT, _QUIET, "size=1m,nr_inodes=2048,mode=755")
+    root = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY)
+    for name in os.listdir(_SYSTEM):
+        if os.path.islink(f"{_SYSTEM}/{name}"):
+            os.symlink(os.readlink(f"{_SYSTEM}/{name}"), f"{_ROOT}/{name}")
+        else:
+            _attach(root, f"/{name}", syscalls.clone_tree(f"{_SYSTEM}/{name}"))
+    for path, make in sorted(_mounts(spec, sources, root), key=lambda entry: entry[0].count("/")):
+        make(path)
+    for path in spec.masks:
+        _mask(root, path)
+    workspace = _place(root, spec.workspace.at)
+    if not f"{spec.workspace.at}/".startswith("/work/"):
+        _attach(root, "/work", syscalls.clone_tree(at=workspace))  # an alias, masks included
+    syscalls.set_tree(root, _READ_ONLY, recursive=False)
+    os.close(root)
+    return workspace
+
+
+def enter() -> None:
+    """Step C6: the host's view is gone afterwards."""
+    os.chdir(_ROOT)
+    syscalls.pivot_root_here()
+
+
+def _mounts(spec: SpawnSpec, sources: Sources, root: int) -> Iterable[tuple[str, Callable[[str], None]]]:
+    """Every mount of this agent by place; outer places are mounted before inner ones."""
+    owner = f"uid={sources.uid},gid={sources.uid},mode=700"
+
+    def tmpfs(options: str, flags: int = 0) -> Callable[[str], None]:
+        return lambda path: _mount_at(root, path, "tmpfs", _QUIET | flags, options)
+
+    def tree(name: str, attributes: int) -> Callable[[str], None]:
+        return lambda path: _attach(root, path, sources.tree(name), attributes)
+
+    yield "/tmp", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,mode=1777")
+    yield "/dev/shm", tmpfs("size=16m,nr_inodes=4096,mode=1777", syscalls.MS_NOEXEC)
+    yield (
+        "/proc",
+        lambda path: _mount_at(root, path, "proc", _QUIET | syscalls.MS_NOEXEC, "hidepid=invisible,subset=pid"),
+    )
+    if spec.kind == "native":
+        for index, prefix in enumerate(sources.prefixes):
+            yield prefix, lambda path, index=index: _attach(root, path, syscalls.clone_tree(f"{_PREFIXES}/{index}"))
+    else:
+        yield "/home/agent", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,{owner}")
+    for bind in spec.binds:
+        writable = 0 if bind.rw else syscalls.ATTR_RDONLY
+        noexec = 0 if bind.exec else syscalls.ATTR_NOEXEC
+        yield bind.dst, tree(bind.fd, syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV | writable | noexec)
+    at = spec.workspace.at
+    match spec.workspace.mode:
+        case "tmpfs":
+            yield at, tmpfs(f"size={spec.workspace.size_mb}m,nr_inodes={spec.workspace.inodes},{owner}")
+        case "bind":
+            yield at, tree("lower", syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV)
+        case "overlay":
+            yield at, lambda path: _mount_overlay(root, path, sources)
+
+
+def _mount_overlay(root: int, path: str, sources: Sources) -> None:
+    """Writes go to the upper directory; the project below is never touched. The layers themselves stay out of view."""
+    for name, scratch in (("lower", _LOWER), ("upper", _UPPER)):
+        place = os.open(scratch, os.O_PATH)
+        syscalls.attach_tree(sources.tree(name), place)
+        os.close(place)
+    # `userxattr` also switches redirect_dir and metacopy off
+    options = f"lowerdir={_LOWER},upperdir={_UPPER}/upper,workdir={_UPPER}/work,userxattr"
+    _mount_at(root, path, "overlay", _QUIET, options)
+    syscalls.unmount(_LOWER)
+    syscalls.unmount(_UPPER)
+
+
+def _mount_at(root: int, path: str, kind: str, flags: int, options: str) -> None:
+    place = _place(root, path, create=True)
+    syscalls.mount(kind, f"/proc/self/fd/{place}", flags, options)
+    os.close(place)
+
+
+def _attach(root: int, path: str, tree: int, attributes: int = 0) -> None:
+    if attributes:
+        syscalls.set_tree(tree, attributes)
+    place = _place(root, path, create=True, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
+    syscalls.attach_tree(tree, place)
+    os.close(tree)
+    os.close(place)
+
+
+def _mask(root: int, path: str) -> None:
+    """Cover a path inside a mount by something empty. A path that is not there has nothing to hide."""
+    try:
+        place = _place(root, path)
+    except FileNotFoundError:
+        return
+    empty = _NO_DIR if stat.S_ISDIR(os.fstat(place).st_mode) else _NO_FILE
+    tree = syscalls.clone_tree(empty)
+    syscalls.attach_tree(tree, place)
+    os.close(tree)
+    os.close(place)
+
+
+def _place(root: int, path: str, create: bool = False, directory: bool = True) -> int:
+    """A descriptor of a path below the root. Never follows a link: one in the way raises ELOOP or ENOTDIR."""
+    parts = [part for part in path.split("/") if part]
+    here = os.dup(root)
+    for index, part in enumerate(parts):
+        inner = index < len(parts) - 1
+        if create:
+            _make(here, part, directory or inner)
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if inner else 0)
+        there = os.open(part, flags, dir_fd=here)
+        os.close(here)
+        here = there
+        if stat.S_ISLNK(os.fstat(here).st_mode):
+            raise OSError(errno.ELOOP, f"{path}: a symbolic link stands in the way")
+    return here
+
+
+def _make(parent: int, name: str, directory: bool) -> None:
+    try:
+        if directory:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o644, dir_fd=parent))
+    except FileExistsError:
+        return
+    except OSError as problem:
+        if problem.errno != errno.EROFS:  # a place inside a read-only tree must exist already; opening it will tell
+            raise

@@ -1,0 +1,433 @@
+"""The kernel's side of the wall: starts a launcher, asks it for agents, and holds what came back.
+
+Goes in: a SpawnSpec, three streams and descriptors of host directories. Comes out: a `Process` with a pidfd, the level
+that was really reached, the workspace's descriptor and the network listener. Uses asyncio; never forks the kernel.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from agent_os.sandbox import launcher as launcher_room
+from agent_os.sandbox.limits import Group
+from agent_os.sandbox.spec import SpawnSpec, SpecError, encode
+
+READY_SECONDS = 30.0
+_LEASES = "/run/agent-os.uids"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
+_PACKAGE_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+Answer = tuple[dict[str, Any], list[int]]  # a record and the descriptors that came with it
+
+
+class SandboxError(Exception):
+    """`word` is level, setup, spec, launcher or idmap; `step` and `errno` say where and what."""
+
+    def __init__(self, word: str, why: str, step: str = "", errno: int = 0) -> None:
+        super().__init__(why)
+        self.word, self.why, self.step, self.errno = word, why, step, errno
+
+
+@dataclass
+class Lease:
+    """A uid of the reserved range that no other agent on this machine has now. Root mode only; else uid 1, unused."""
+
+    uid: int
+    lock: int = -1
+    host_uid: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host_uid = launcher_room.FIRST_HOST_UID + self.uid if self.lock >= 0 else os.geteuid()
+
+    def release(self) -> None:
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+
+def lease_uid(root_mode: bool) -> Lease:
+    """Taken by a lock on one byte of one file, so a killed kernel gives its leases back."""
+    if not root_mode:
+        return Lease(1)
+    lock = os.open(_LEASES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    first = int.from_bytes(os.urandom(2), "little")
+    for offset in range(launcher_room.HOST_UIDS - 1):
+        uid = 1 + (first + offset) % (launcher_room.HOST_UIDS - 1)
+        try:
+            _lock_byte(lock, uid)
+        except OSError:
+            continue
+        return Lease(uid, lock)
+    os.close(lock)
+    raise SandboxError("setup", "all 4,095 agent uids are in use", "uid")
+
+
+def _lock_byte(fd: int, position: int) -> None:
+    """An open-file-description lock: unlike a POSIX one it also excludes other descriptors of this process."""
+    fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0))  # F_OFD_SETLK
+
+
+@dataclass(frozen=True)
+class Ready:
+    level: str
+    layers: tuple[str, ...]
+    landlock_abi: int
+    uid: int
+
+
+@dataclass(frozen=True)
+class Exit:
+    status: int  # as from wait()
+    rusage: dict[str, float]
+    lost: bool = False  # the launcher died, and the agent with it
+
+    @property
+    def code(self) -> int:
+        """Exit code, or 128+n for signal n."""
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+
+@dataclass
+class Process:
+    """One running agent. Its pid 1 dies with everything it ever started."""
+
+    spec: SpawnSpec
+    pidfd: int
+    ready: Ready
+    workspace: int  # O_PATH descriptor of its root
+    listener: socket.socket | None
+    group: Group | None
+    exited: "asyncio.Future[Exit]"
+    lease: Lease
+    _closing: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    async def kill(self) -> Exit:
+        """Returns only when nothing of the agent is left."""
+        self.signal(signal.SIGKILL)
+        if self.group:
+            self.group.kill()
+        return await self.wait()
+
+    async def freeze(self, frozen: bool = True) -> bool:
+        if self.group is None:
+            return False
+        return await asyncio.to_thread(self.group.freeze, frozen)
+
+    async def wait(self) -> Exit:
+        """The end of pid 1 is the end of its pid namespace: Linux reports it after everything in it is gone."""
+        return await asyncio.shield(self.exited)
+
+    def close(self) -> None:
+        """Give back descriptors, cgroup and uid. Call once, after `wait`."""
+        for fd in (self.pidfd, self.workspace):
+            os.close(fd)
+        if self.listener:
+            self.listener.close()
+        if self.group:
+            self.group.remove()
+        self.lease.release()
+        for give_back in self._closing:
+            give_back()
+
+    def on_close(self, give_back: Callable[[], None]) -> None:
+        """Something else to give back with this process."""
+        self._closing.append(give_back)
+
+
+class Launcher:
+    """A running launcher. `start` returns when it can spawn; its death ends every agent it made."""
+
+    def __init__(self, config: launcher_room.Config, python: str) -> None:
+        self._config, self._python = config, python
+        self._sending, self._mapping = asyncio.Lock(), asyncio.Lock()
+        self._replies: deque[asyncio.Future[Answer]] = deque()  # the launcher answers in the order it was asked
+        self._exits: dict[str, asyncio.Future[Exit]] = {}
+        self._gone = True
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        entry: str = "agent_os.userland.native:run",
+        prefixes: Sequence[str] | None = None,
+        python: str = sys.executable,
+        root_mode: bool | None = None,
+        **simulate: Any,
+    ) -> "Launcher":
+        """`simulate` (landlock_abi, without, fail_at) stands for weaker hosts and failing steps in tests and probes."""
+        shown = interpreter_prefixes() if prefixes is None else prefixes
+        root = os.geteuid() == 0 if root_mode is None else root_mode
+        self = cls(launcher_room.Config(entry, [_PACKAGE_PATH], list(shown), root, **simulate), python)
+        await self._launch()
+        return self
+
+    @property
+    def root_mode(self) -> bool:
+        return self._config.root_mode
+
+    async def _launch(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._services, their_services = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = (theirs.fileno(), their_services.fileno())
+        config = json.dumps(asdict(self._config))
+        command = [self._python, "-I", "-S", "-B", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
+        quiet = subprocess.DEVNULL
+        with theirs, their_services:
+            self._starter = subprocess.Popen(
+                command, env={}, cwd="/", pass_fds=fds, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
+            )
+        loop = asyncio.get_running_loop()
+        self._requests.setblocking(False)
+        self._gone = False
+        first: asyncio.Future[Answer] = loop.create_future()
+        self._replies.append(first)
+        loop.add_reader(self._requests, self._receive)
+        try:
+            record, _ = await asyncio.wait_for(first, READY_SECONDS)
+        except TimeoutError:
+            record = _failure(f"no answer within {READY_SECONDS:.0f} s")
+        except BaseException:
+            await self.close()
+            raise
+        if failed := record.get("failed"):
+            await self.close()
+            raise SandboxError("setup", failed["why"], failed["step"], failed["errno"])
+
+    def _receive(self) -> None:
+        try:
+            message, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, fds = b"", list[int]()
+        record: dict[str, Any] = json.loads(message) if message else {}
+        if not record:
+            self._lost()
+        elif ended := record.get("exit"):
+            _settle(self._exits.pop(ended["spawn_id"]), Exit(ended["status"], ended["rusage"]))
+        else:
+            _settle(self._replies.popleft(), (record, fds))
+
+    def _lost(self) -> None:
+        """The launcher is gone, and so is every agent: its pid namespace died with it."""
+        if self._gone:
+            return
+        self._gone = True
+        asyncio.get_running_loop().remove_reader(self._requests)
+        while self._replies:
+            _settle(
+                self._replies.popleft(), (_failure("the launcher ended; every agent it had made ended with it"), [])
+            )
+        for waiting in self._exits.values():
+            _settle(waiting, Exit(signal.SIGKILL, {}, lost=True))
+        self._exits.clear()
+
+    async def spawn(
+        self,
+        spec: SpawnSpec,
+        *,
+        streams: tuple[int, int, int],
+        agent: int | None = None,
+        sources: Mapping[str, int] | None = None,
+        group: Group | None = None,
+        lease: Lease | None = None,
+    ) -> Process:
+        """`sources` are O_PATH descriptors of host files, named as the spec refers to them; the caller keeps them and
+        the streams. Group and lease are taken over. On failure or cancellation nothing is left of the agent.
+        A launcher found dead is started again, once."""
+        lease = lease or lease_uid(self.root_mode)
+        fds = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
+        if agent is not None:
+            fds["agent"] = agent
+        asked = asyncio.create_task(self._spawn(spec, fds, sources or {}, group, lease))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                process = await asked
+                await process.kill()
+                process.close()
+            raise
+
+    async def _spawn(
+        self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease
+    ) -> Process:
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        status.setblocking(False)
+        try:
+            with status, theirs, contextlib.ExitStack() as opened:
+                fds["status"] = theirs.fileno()
+                if group:
+                    fds["cgroup"] = group.open_procs()
+                    opened.callback(os.close, fds["cgroup"])
+                for name, fd in sources.items():
+                    fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
+                exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+                pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
+                theirs.close()
+                try:
+                    ready, received = await asyncio.wait_for(_read_status(status), READY_SECONDS)
+                except (SandboxError, TimeoutError) as problem:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    await exited
+                    os.close(pidfd)
+                    if isinstance(problem, SandboxError):
+                        raise
+                    raise SandboxError("setup", f"not ready within {READY_SECONDS:.0f} s") from problem
+        except BaseException:
+            if group:
+                group.kill()
+                group.remove()
+            lease.release()
+            raise
+        listener = socket.socket(fileno=received[1]) if len(received) > 1 else None
+        return Process(spec, pidfd, ready, received[0], listener, group, exited, lease)
+
+    async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
+        """Ask the launcher for a child; its pidfd."""
+        reply: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        message = _encoded(spec)
+        async with self._sending:
+            if self._gone:
+                await self.close()
+                await self._launch()
+            await _send(self._requests, message, list(fds.values()))
+            self._replies.append(reply)
+            self._exits[spec.spawn_id] = exited
+        record, passed = await reply
+        if "spawned" in record:
+            return passed[0]
+        self._exits.pop(spec.spawn_id, None)
+        if refused := record.get("refused"):
+            raise SandboxError("spec", refused["why"], errno=refused["errno"])
+        raise SandboxError("launcher", record["failed"]["why"], record["failed"]["step"])
+
+    async def _tree(self, name: str, fd: int, lease: Lease, opened: contextlib.ExitStack) -> int:
+        """Root mode: the starter turns a descriptor into a private mount in which the owner's files are the agent's.
+        The overlay's upper directory belongs to the agent already. Where a file system cannot map ids, binds are shown
+        as they are; a workspace must not be, because the agent could not write its own files."""
+        facts = os.fstat(fd)
+        is_agents = name == "upper" or facts.st_uid == lease.host_uid
+        owners: list[list[int] | None] = [None] if is_agents else [[facts.st_uid, facts.st_gid]]
+        if name != "lower":
+            owners.append(None)
+        why, code = "", 0
+        for owner in owners:
+            request = json.dumps({"owner": owner, "uid": lease.uid}).encode()
+            async with self._mapping:
+                answer, received = await asyncio.to_thread(_ask, self._services, request, fd)
+            if received:
+                opened.callback(os.close, received[0])
+                return received[0]
+            why, code = answer.get("why", "the starter is gone"), answer.get("errno", 0)
+        raise SandboxError("idmap", why, "trees", code)
+
+    async def close(self) -> None:
+        """End the launcher and with it every agent; returns when the processes are gone."""
+        self._lost()
+        self._requests.close()  # the launcher exits, Linux ends its pid namespace, then holder and starter follow
+        try:
+            await asyncio.to_thread(self._starter.wait, READY_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._starter.kill()
+            await asyncio.to_thread(self._starter.wait)
+        self._services.close()
+
+
+def _failure(why: str) -> dict[str, Any]:
+    return {"failed": {"step": "launcher", "errno": 0, "why": why}}
+
+
+def _settle(future: "asyncio.Future[Any]", value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _encoded(spec: SpawnSpec) -> bytes:
+    try:
+        return encode(spec)
+    except SpecError as problem:
+        raise SandboxError("spec", str(problem)) from problem
+
+
+def _ask(services: socket.socket, request: bytes, fd: int) -> Answer:
+    try:
+        socket.send_fds(services, [request], [fd])
+        message, fds, _, _ = socket.recv_fds(services, 4096, 1)
+    except OSError as problem:
+        return {"why": f"the starter is gone: {problem}", "errno": problem.errno or 0}, []
+    return json.loads(message or b"{}"), fds
+
+
+async def _send(requests: socket.socket, message: bytes, fds: list[int]) -> None:
+    while True:
+        try:
+            socket.send_fds(requests, [message], fds)
+            return
+        except BlockingIOError:
+            await _turn(requests, asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
+        except OSError as problem:
+            raise SandboxError("launcher", f"the launcher is gone: {problem}", errno=problem.errno or 0) from problem
+
+
+async def _receive(status: socket.socket) -> tuple[bytes, list[int]]:
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(status, 65536, 4)
+            return message, fds
+        except BlockingIOError:
+            await _turn(status, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+
+
+async def _turn(sock: socket.socket, add: Callable[..., None], remove: Callable[[socket.socket], object]) -> None:
+    """Wait until a socket can be read or written."""
+    possible: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(sock, _settle, possible, None)
+    try:
+        await possible
+    finally:
+        remove(sock)
+
+
+async def _read_status(status: socket.socket) -> tuple[Ready, list[int]]:
+    """`ready` with its descriptors, then end of file: for a guest only that means the exec succeeded."""
+    ready: Ready | None = None
+    received: list[int] = []
+    while True:
+        message, fds = await _receive(status)
+        if not message:
+            break
+        record: dict[str, Any] = json.loads(message)
+        if failed := record.get("failed"):
+            for fd in received:
+                os.close(fd)
+            word = "level" if failed["step"] == "C16" and failed["errno"] == errno.EPERM else "setup"
+            raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
+        facts: dict[str, Any] = record["ready"]
+        ready, received = Ready(facts["level"], tuple(facts["layers"]), facts["landlock_abi"], facts["uid"]), fds
+    if ready is None:
+        raise SandboxError("setup", "the child ended before it was ready")
+    return ready, received
+
+
+def interpreter_prefixes() -> list[str]:
+    """What a native agent's Python needs to see that `/usr` does not show: its own trees, never a home around them."""
+    wanted = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, os.path.join(_PACKAGE_PATH, "agent_os"))}
+    return sorted(path for path in wanted if path not in ("/", "/usr") and not path.startswith("/usr/"))

@@ -1,0 +1,141 @@
+"""SpawnSpec: the one JSON object that crosses from the kernel to the launcher, checked strictly on arrival.
+
+Owns shapes and defaults only. `descriptors` names, in order, the descriptors that travel with the message; every other
+field refers to them by that name.
+"""
+
+import json
+import typing
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, cast
+
+Kind = Literal["native", "guest", "tool"]
+Net = Literal["none", "proxy", "unix"]
+Level = Literal["S0", "S1", "S2", "S3", "S4"]
+LEVELS: tuple[Level, ...] = ("S0", "S1", "S2", "S3", "S4")
+PROXY_PORT = 3128
+MAX_BYTES = 64 * 1024
+
+
+class SpecError(ValueError):
+    """A field of the spec is wrong; says which and why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None means unlimited. `memory_mb` and `cpu_pct` need a cgroup controller; the spawn record says who enforces."""
+
+    memory_mb: int | None = 256
+    as_mb: int | None = 2048
+    pids: int = 64
+    cpu_pct: int | None = None
+    cpu_s: int | None = None
+    wall_s: float | None = None
+    nofile: int = 256
+    fsize_mb: int | None = 64
+    disk_mb: int = 1024
+    tmp_mb: int = 64
+
+
+GUEST_LIMITS = Limits(memory_mb=None, as_mb=None, pids=512, nofile=4096, fsize_mb=None, disk_mb=8192, tmp_mb=2048)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """overlay: descriptors `lower` and `upper` (a directory holding upper/ and work/); bind: descriptor `lower`."""
+
+    mode: Literal["tmpfs", "overlay", "bind"] = "tmpfs"
+    at: str = "/work"
+    size_mb: int = 64
+    inodes: int = 16384
+
+
+@dataclass(frozen=True)
+class Bind:
+    fd: str
+    dst: str
+    rw: bool = False
+    exec: bool = True
+
+
+@dataclass(frozen=True)
+class SpawnSpec:
+    spawn_id: str
+    kind: Kind = "native"
+    isolation: Literal["warm", "exec"] = "warm"
+    argv: list[str] = field(default_factory=list[str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    cwd: str = "/work"
+    net: Net = "none"
+    workspace: Workspace = Workspace()
+    binds: list[Bind] = field(default_factory=list[Bind])
+    masks: list[str] = field(default_factory=list[str])
+    limits: Limits = Limits()
+    exec_allow: list[str] | None = None
+    exec_memfd: bool = False
+    min_level: Level = "S2"
+    uid: int = 1  # within the launcher's range; root mode only
+    descriptors: list[str] = field(default_factory=list[str])
+
+    @property
+    def warm(self) -> bool:
+        return self.kind == "native" and self.isolation == "warm"
+
+
+def encode(spec: SpawnSpec) -> bytes:
+    message = json.dumps(asdict(spec)).encode()
+    if len(message) > MAX_BYTES:
+        raise SpecError(f"the spawn request is {len(message)} bytes, more than {MAX_BYTES}: shorten argv or env")
+    return message
+
+
+def decode(message: bytes) -> SpawnSpec:
+    spec = _build(SpawnSpec, json.loads(message), "spec")
+    for path in (spec.cwd, spec.workspace.at, *(bind.dst for bind in spec.binds), *spec.masks):
+        if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise SpecError(f"{path!r} is not an absolute path without '..'")
+    if spec.workspace.at == "/":
+        raise SpecError("workspace.at may not be /")
+    if not 1 <= spec.uid < 4096:
+        raise SpecError(f"uid {spec.uid} is outside 1..4095")
+    if not spec.argv:
+        raise SpecError("argv is empty")
+    return spec
+
+
+def _build(shape: Any, value: Any, where: str) -> Any:
+    """JSON to a typed value; an unknown field, a missing one or a wrong type names itself."""
+    origin, arguments = typing.get_origin(shape), typing.get_args(shape)
+    if is_dataclass(shape):
+        return _build_record(shape, value, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise SpecError(f"{where} is {value!r}, not one of {', '.join(map(str, arguments))}")
+        return value
+    if origin is list and isinstance(value, list):
+        items = cast(list[Any], value)
+        return [_build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items)]
+    if origin is dict and isinstance(value, dict):
+        pairs = cast(dict[Any, Any], value)
+        return {_build(str, k, where): _build(arguments[1], v, f"{where}.{k}") for k, v in pairs.items()}
+    if arguments and origin not in (list, dict):  # a union with None
+        if value is None and type(None) in arguments:
+            return None
+        return _build(next(a for a in arguments if a is not type(None)), value, where)
+    accepted = (int, float) if shape is float else (shape,)
+    if origin is None and type(value) in accepted:
+        return value
+    raise SpecError(f"{where} must be {getattr(shape, '__name__', shape)}, not {type(value).__name__}")
+
+
+def _build_record(shape: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise SpecError(f"{where} must be an object, not {type(value).__name__}")
+    given = cast(dict[str, Any], value)
+    hints = typing.get_type_hints(shape)
+    known = {f.name for f in fields(shape)}
+    if unknown := sorted(set(given) - known):
+        raise SpecError(f"{where} has no field {unknown[0]!r}")
+    if shape is SpawnSpec and "spawn_id" not in given:
+        raise SpecError(f"{where} needs spawn_id")
+    return shape(**{name: _build(hints[name], item, f"{where}.{name}") for name, item in given.items()})

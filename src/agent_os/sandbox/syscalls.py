@@ -1,0 +1,228 @@
+"""The Linux calls that Python does not offer, by ctypes. Every return is checked; nothing here decides anything.
+
+Numbers are a literal table (x86_64, aarch64); `None` means the architecture has no such call.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+# name: (x86_64, aarch64)
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    "_sysctl": (156, None),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "capset": (126, 91),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "close_range": (436, 436),
+    "create_module": (174, None),
+    "delete_module": (176, 106),
+    "execveat": (322, 281),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "get_kernel_syms": (177, None),
+    "get_mempolicy": (239, 236),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioctl": (16, 29),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "landlock_add_rule": (445, 445),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446),
+    "listmount": (458, 458),
+    "lookup_dcookie": (212, 18),
+    "lsm_set_self_attr": (460, 460),
+    "mbind": (237, 235),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "modify_ldt": (154, None),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "query_module": (178, None),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "seccomp": (317, 277),
+    "semget": (64, 190),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "setxattrat": (463, 463),
+    "shmat": (30, 196),
+    "shmget": (29, 194),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "statmount": (457, 457),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "sysfs": (139, None),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, None),
+    "userfaultfd": (323, 282),
+    "ustat": (136, None),
+    "vhangup": (153, 58),
+}
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x80
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 1, 2, 4, 8, 0x100000
+AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
+_TREE_CLONE, _TREE_CLOEXEC = 1, os.O_CLOEXEC
+_MOVE_FROM_FD, _MOVE_TO_FD = 0x4, 0x40
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def number(name: str, machine: str | None = None) -> int | None:
+    """The number of a call on an architecture; None where that architecture has no such call."""
+    return NUMBERS[name][ARCHITECTURES.index(machine or platform.machine())]
+
+
+def call(name: str, *args: object) -> int:
+    """One raw system call. Integers are widened to 64 bits; a negative result is raised as OSError."""
+    nr = number(name)
+    if nr is None:
+        raise OSError(errno.ENOSYS, f"{name}: not on this architecture")
+    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result: int = _libc.syscall(ctypes.c_long(nr), *wide)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    call("unshare", flags)
+
+
+def setns(fd: int, kind: int) -> None:
+    call("setns", fd, kind)
+
+
+def prctl(option: int, *args: int) -> None:
+    wide = [ctypes.c_ulong(value) for value in (*args, 0, 0, 0, 0)[:4]]
+    if _libc.prctl(ctypes.c_int(option), *wide) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl {option}: {os.strerror(code)}")
+
+
+def die_with_parent() -> None:
+    """SIGKILL for us when the parent ends. Cleared by every change of uid, so it is set again afterwards."""
+    prctl(PR_SET_PDEATHSIG, 9)
+
+
+def mount(kind: str | None, target: str, flags: int = 0, options: str = "") -> None:
+    source = kind.encode() if kind else None
+    call("mount", source, os.fsencode(target), source, flags, options.encode() or None)
+
+
+def unmount(target: str) -> None:
+    call("umount2", os.fsencode(target), MNT_DETACH)
+
+
+def pivot_root_here() -> None:
+    """Make the current directory the root and drop the old one: afterwards the host's view does not exist."""
+    call("pivot_root", b".", b".")
+    unmount(".")
+    os.chdir("/")
+
+
+def clone_tree(path: str = "", at: int = AT_FDCWD, recursive: bool = True) -> int:
+    """A private, still unattached copy of the mounts at a path or descriptor; nobody can swap it any more."""
+    flags = _TREE_CLONE | _TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH)
+    return call("open_tree", at, os.fsencode(path), flags)
+
+
+def attach_tree(tree: int, mountpoint: int) -> None:
+    """Attach an unattached tree on the place that a descriptor names; no path is walked."""
+    call("move_mount", tree, b"", mountpoint, b"", _MOVE_FROM_FD | _MOVE_TO_FD)
+
+
+def set_tree(fd: int, attributes: int, recursive: bool = True, userns: int = 0) -> None:
+    """Add mount attributes to a tree, submounts included: a plain remount would leave those writable."""
+    packed = struct.pack("QQQQ", attributes, 0, 0, userns)
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    call("mount_setattr", fd, b"", flags, packed, len(packed))
+
+
+def close_from(first: int) -> None:
+    call("close_range", first, 0xFFFFFFFF, 0)
+
+
+def drop_capabilities() -> None:
+    """Empty the bounding, ambient, permitted, effective and inheritable sets."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as problem:
+            if problem.errno != errno.EINVAL:
+                raise
+            break  # past the last capability of this kernel
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+
+
+def set_hostname(name: bytes) -> None:
+    call("sethostname", name, len(name))
+
+
+def loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sH14x", b"lo", 0x49))  # SIOCSIFFLAGS: up, loopback, running

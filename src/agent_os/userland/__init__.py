@@ -1,0 +1,1 @@
+"""What runs inside the sandbox, untrusted. Imports the abi only."""
