@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_os.abi.errors import EACCES, EINVAL
+from agent_os.kernel import doctor as kernel_doctor
 from agent_os.kernel import guest, process
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.records import Records
 from agent_os.kernel.sources import check_source
 from agent_os.kernel.workspace import Workspaces
+from agent_os.kernel.workspace import digest as digest
+from agent_os.sandbox import probe
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import GUEST_LIMITS, LEVELS
 
@@ -105,3 +108,12 @@ async def running(wanted: process.Order, streams: process.Streams) -> AsyncItera
             await launcher.close()
     finally:
         records.close()
+
+
+async def examine() -> tuple[str, list[probe.Check]]:
+    """Everything the doctor looks at, and the isolation level this host reaches."""
+    here = host()
+    level, checks = await probe.examine()
+    if level != "S0":
+        checks += [await kernel_doctor.workspace(here), await kernel_doctor.proxy()]
+    return level, checks + kernel_doctor.installation(here, level)

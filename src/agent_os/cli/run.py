@@ -72,7 +72,10 @@ def run(
     wanted = daemon.order(
         command, workspace=workspace, mounts=mounts, net=net, env=env, timeout=timeout, min_isolation=min_isolation
     )
-    outcome = asyncio.run(_run(wanted))
+    try:
+        outcome = asyncio.run(_run(wanted))
+    except asyncio.CancelledError:  # interrupted twice before there was a guest
+        raise click.Abort from None
     kept = _settle(outcome, after, allow_protected)
     if not quiet:
         _summarise(outcome, kept)
@@ -82,30 +85,41 @@ def run(
 async def _run(wanted: "Order") -> "Outcome":
     from agent_os import daemon
 
+    interrupts = _Interrupts()
     streams = Streams()
     async with daemon.running(wanted, streams.theirs) as guest:
         streams.started()
-        _obey_interrupts(guest)
+        interrupts.concern(guest)
         outcome = await guest.finish()
         await asyncio.to_thread(streams.drain)
     return outcome
 
 
-def _obey_interrupts(guest: "Guest") -> None:
-    """The first Ctrl-C asks, the second kills."""
-    loop = asyncio.get_running_loop()
-    asked = False
+class _Interrupts:
+    """The first Ctrl-C asks the guest to end, the second kills it. One that comes while the guest is being started is
+    kept for it, because it may be running already; a second one then gives the start up, which leaves nothing."""
 
-    def interrupt() -> None:
-        nonlocal asked
-        if asked:
-            guest.process.signal(signal.SIGKILL)
-            return
-        asked = True
-        guest.stop()
+    def __init__(self) -> None:
+        self._asked = 0
+        self._guest: Guest | None = None
+        self._starting = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupt)
+    def concern(self, guest: "Guest") -> None:
+        self._guest = guest
+        if self._asked:
+            guest.stop()
+
+    def _interrupt(self) -> None:
+        self._asked += 1
+        if self._guest is None:
+            if self._asked > 1 and self._starting:
+                self._starting.cancel()
+        elif self._asked == 1:
+            self._guest.stop()
+        else:
+            self._guest.process.signal(signal.SIGKILL)
 
 
 def _settle(outcome: "Outcome", after: str, allow_protected: bool) -> bool:

@@ -4,6 +4,7 @@ Always our pipes, never the operator's descriptors: a file would show a host pat
 that goes to a terminal keeps its colours and loses every other escape sequence.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -11,9 +12,12 @@ import threading
 from collections.abc import Callable
 
 _CHUNK = 65536
-# One escape sequence: CSI, a string sequence (OSC, DCS, …) up to its end, or a two-byte one. Also the 8-bit forms.
+# One escape sequence: CSI, a string sequence (OSC, DCS, …) up to its end, or a two-byte one. Also the 8-bit forms in
+# UTF-8, and their first byte alone: what is taken out behind it must not join it with a second one.
 _ESCAPE = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\`-~]|\xc2[\x80-\x9f]", re.DOTALL
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\`-~]"
+    rb"|\xc2(?![\xa0-\xbf])[\x80-\x9f]?",
+    re.DOTALL,
 )
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?|\xc2)\Z", re.DOTALL)
@@ -97,6 +101,9 @@ def _carry(source: int, target: int) -> None:
             _write_all(target, tamer.end())
     except BrokenPipeError:
         pass  # whoever read our output is gone; closing the pipe tells the guest
+    except OSError as problem:  # a full disk, a terminal that hung up: the same for the guest, but no silent loss
+        with contextlib.suppress(OSError):
+            os.write(2, f"agentctl: its output could not be written: {problem.strerror}\n".encode())
     finally:
         os.close(source)
 

@@ -1,12 +1,13 @@
 """`agentctl diff`, `commit`, `discard`: look at what an agent changed, and decide.
 
-In: a workspace's name, or the current directory. Out: the changes on stdout; what happened and what to do next on stderr.
+In: a workspace's name, or the current directory. Out: the changes on stdout; what happened and what is next on stderr.
 All deciding is the kernel's; names and contents come from an agent and are shown escaped.
 """
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
+_PROGRESS_S = 5
 _LETTERS = {"add": "A", "modify": "M", "delete": "D", "mode": "P", "symlink": "L"}
 _WORDS = {"add": "added", "modify": "modified", "delete": "deleted", "mode": "with a new mode", "symlink": "linked"}
 _COLOURS = {"A": "green", "D": "red", "M": "yellow"}
@@ -68,7 +70,9 @@ def commit(
     person's yes to that very change. Ends with 9 when the project changed in the same places.
     """
     workspace = _find(name)
-    report = workspace.commit(allow_protected=allow_protected, paths=only or None, dry_run=dry_run)
+    report = workspace.commit(
+        allow_protected=allow_protected, paths=only or None, dry_run=dry_run, progress=_progress()
+    )
     if report.withheld and not (yes or dry_run or as_json) and _interactive():
         report = _ask_for_protected(workspace, report, only)
     if report.complete and not only:
@@ -131,6 +135,20 @@ def _ask_for_protected(workspace: "Workspace", report: "Report", only: tuple[str
     more = workspace.commit(allow_protected=True, paths=only or None, expect=expected)
     more.committed[:0] = report.committed
     return more
+
+
+def _progress() -> "Callable[[Change], None]":
+    """A line on stderr every few seconds of a long commit."""
+    last, written = time.monotonic(), 0
+
+    def step(_change: "Change") -> None:
+        nonlocal last, written
+        written += 1
+        if time.monotonic() - last >= _PROGRESS_S:
+            last = time.monotonic()
+            _say(f"committed {written:,} entries so far")
+
+    return step
 
 
 def _list(changes: "Iterable[Change]") -> None:
@@ -198,7 +216,9 @@ def _tell(workspace: "Workspace", report: "Report", *, removed: bool) -> None:
     if removed:
         _say(f"{workspace.name} is empty now and was removed")
     elif report.withheld:
-        _say(f"next  agentctl diff {workspace.name} --patch   then   agentctl commit {workspace.name} --allow-protected")
+        _say(
+            f"next  agentctl diff {workspace.name} --patch   then   agentctl commit {workspace.name} --allow-protected"
+        )
     elif not report.dry_run and not report.complete:
         _say(f"next  agentctl diff {workspace.name} --patch   or   agentctl discard {workspace.name}")
 
@@ -215,7 +235,9 @@ def _result(report: "Report") -> dict[str, Any]:
         "withheld": [_entry(change) for change in report.withheld],
         "refused": [_entry(change) for change in report.refused],
         "failed": [_entry(change) for change in report.failed],
-        "conflicts": [{**_entry(found.change), "code": found.code, "reason": found.reason} for found in report.conflicts],
+        "conflicts": [
+            {**_entry(found.change), "code": found.code, "reason": found.reason} for found in report.conflicts
+        ],
     }
 
 

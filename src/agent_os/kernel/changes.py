@@ -82,7 +82,7 @@ def compare(lower: int, upper: int, *, base: CopyBase | None = None) -> list[Cha
 
 
 class _Walk:
-    """One walk over the upper. A queue and whole paths, no recursion, no kept descriptors: the agent chose the depth."""
+    """One walk over the upper. A queue and whole paths, no recursion or kept descriptors: the agent chose the depth."""
 
     def __init__(self, lower: int, upper: int, base: CopyBase | None) -> None:
         self.lower, self.upper, self.base = lower, upper, base
@@ -185,7 +185,12 @@ class _Walk:
 
     def _hidden(self, path: str, kept: set[str]) -> Iterator[Change]:
         """What the project has in a directory and the agent no longer sees there."""
-        for name in beneath.names(self.lower, path):
+        try:
+            present = beneath.names(self.lower, path)
+        except OSError as error:
+            yield self._unreadable(path, "directory", error)
+            return
+        for name in present:
             entry = beneath.join(path, name)
             if name in kept or (self.base is not None and entry not in self.base.paths):
                 continue

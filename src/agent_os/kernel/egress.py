@@ -106,7 +106,8 @@ class Egress:
             reason = f"more than {self.limits.connections} connections at the same time"
             self._attempt().end("net.limit", reason)
             body = explain("", Stop("net.limit", reason))
-            head = f"HTTP/1.1 503 \r\nX-AgentOS: denied\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = "HTTP/1.1 503 Agent OS: net.limit\r\nX-AgentOS: denied\r\nConnection: close\r\n"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
             with contextlib.suppress(OSError):  # a courtesy: a client that cannot take it at once goes without
                 sock.setblocking(False)
                 sock.send(head.encode() + body)

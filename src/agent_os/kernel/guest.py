@@ -27,7 +27,7 @@ _BUILTINS = frozenset(
     "alias bg cd eval exec exit export fg jobs popd pushd set shopt source ulimit umask unset".split()
 )
 _SHELL_SYNTAX = re.compile(r"[|&;<>$`*?\n]")
-_INTERPRETERS = re.compile(r"(python|pypy|node|ruby|perl|php|bash|sh|dash|zsh)[\d.]*$")
+INTERPRETERS = re.compile(r"(python|pypy|node|ruby|perl|php|bash|sh|dash|zsh)[\d.]*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _commands(path: str) -> list[str]:
 
 def _script_outside(argv: Sequence[str], cwd: Path, places: Sequence[Path]) -> list[str]:
     """Scripts are not bound in silence: the operator says what an agent may read."""
-    if len(argv) < 2 or argv[1].startswith("-") or not _INTERPRETERS.match(Path(argv[0]).name):
+    if len(argv) < 2 or argv[1].startswith("-") or not INTERPRETERS.match(Path(argv[0]).name):
         return []
     script = prefixes.real(cwd / argv[1])
     if not script.is_file() or within(script, [*places, *map(prefixes.real, places)]):

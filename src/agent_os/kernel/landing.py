@@ -62,6 +62,7 @@ class Report:
 class Step:
     change: Change
     seen: Facts
+    planned: bool = True  # False: looked at and without conflict, but not part of this commit
     done: bool = False
 
 
@@ -90,10 +91,10 @@ class Intent:
         for entry in record["steps"]:
             change = Change(**entry["change"])
             seen = None if entry["seen"] is None else tuple(entry["seen"])
-            self.steps[change.path, change.kind] = Step(change, seen, entry["done"])
+            self.steps[change.path, change.kind] = Step(change, seen, entry["planned"], entry["done"])
 
     def save(self) -> None:
-        steps = [{"change": asdict(step.change), "seen": step.seen, "done": step.done} for step in self.steps.values()]
+        steps = [asdict(step) for step in self.steps.values()]
         write_json(self.home, INTENT, {"id": self.id, "open": self.open, "steps": steps})
 
     def landed(self, change: Change) -> bool:
@@ -135,24 +136,26 @@ class Landing:
     created: int  # ns; what changed in the project after this, changed under the agent's feet
     progress: Callable[[Change], None] | None = None
     report: Report = field(default_factory=Report)
-    steps: list[Step] = field(default_factory=list[Step])
+    found: list[Change] = field(default_factory=list[Change])
+    steps: list[Step] = field(default_factory=list[Step])  # what this commit will write
+    others: list[Step] = field(default_factory=list[Step])
     _gone: set[str] = field(default_factory=set[str])  # what this commit removed
     _touched: set[str] = field(default_factory=set[str])  # directories to sync at the end
 
-    def plan(self, changes: Iterable[Change], *, allow_protected: bool) -> None:
-        held = _Held()
-        wanted: list[Change] = []
-        for change in changes:
-            if change.refused:
+    def plan(self, found: list[Change], *, wanted: Iterable[Change], allow_protected: bool) -> None:
+        self.found = found
+        held, candidates = _Held(), list[Step]()
+        selected = set(wanted)
+        for change in found:
+            reason, seen = (None, None) if change.refused else self._conflict(change)
+            if change not in selected:
+                self._remember(change, reason, seen)
+            elif change.refused:
                 held.put(change, change.refused, "refused")
             elif change.protected and not allow_protected:
                 held.put(change, "protected", "withheld")
-            else:
-                wanted.append(change)
-        candidates = list[Step]()
-        for change in wanted:
-            reason, seen = self._conflict(change)
-            if reason:
+                self._remember(change, reason, seen)
+            elif reason:
                 held.put(change, reason, "conflict")
             else:
                 candidates.append(Step(change, seen))
@@ -163,10 +166,16 @@ class Landing:
         self.report.conflicts += [Conflict(change, held.reasons[change]) for change in held.of("conflict")]
         self._require_room()
 
+    def _remember(self, change: Change, reason: str | None, seen: Facts) -> None:
+        """For a later commit: this one's own writes, beside it or to a hard link, must not look like the host's."""
+        if reason is None and not change.refused:
+            self.others.append(Step(change, seen, planned=False))
+
     def land(self) -> Report:
         if self.intent.open:
             self._recover()
-        self.intent.steps.update({(step.change.path, step.change.kind): step for step in self.steps})
+        for step in (*self.others, *self.steps):
+            self.intent.steps[step.change.path, step.change.kind] = step
         self.intent.open = True
         self.intent.save()  # from here on a crash is resumed
         for index, step in enumerate(self.steps):
@@ -181,11 +190,7 @@ class Landing:
 
     def _recover(self) -> None:
         """After a crash: what the project already has is done, and no temporary file of ours stays behind."""
-        pending = {(step.change.path, step.change.kind) for step in self.steps}
-        held = {
-            (c.path, c.kind)
-            for c in [*self.report.withheld, *self.report.refused, *(x.change for x in self.report.conflicts)]
-        }
+        left = {(change.path, change.kind) for change in self.found}
         prefix = self.intent.temporary(0)[:-1]
         for above in {_above(step.change.path) for step in self.intent.steps.values()}:
             with suppress(OSError), beneath.closing(beneath.open_directory(self.lower, above)) as fd:
@@ -193,12 +198,15 @@ class Landing:
                     if name.startswith(prefix):
                         os.unlink(name, dir_fd=fd)
         for key, step in self.intent.steps.items():
-            if not step.done and key not in pending and key not in held:
+            if step.planned and not step.done and key not in left:
                 step.done = True
                 self.report.committed.append(step.change)
 
     def _conflict(self, change: Change) -> tuple[str | None, Facts]:
-        old = beneath.stat_beneath(self.lower, change.path)
+        try:
+            old = beneath.stat_beneath(self.lower, change.path)
+        except OSError as error:
+            return f"the project's place for it cannot be reached: {error.strerror}", None
         seen = _facts(old)
         if self.intent.expected(change, seen):
             return None, seen
@@ -328,9 +336,12 @@ class Landing:
 
     def _sync(self) -> None:
         for above in self._touched:
-            gone = suppress(FileNotFoundError, NotADirectoryError)
-            with gone, beneath.closing(beneath.open_directory(self.lower, above)) as fd:
-                os.fsync(fd)
+            try:
+                with beneath.closing(beneath.open_directory(self.lower, above)) as fd:
+                    os.fsync(fd)
+            except OSError as error:
+                if error.errno not in _MOVED:  # removed by this commit, or moved on the host: no longer ours to sync
+                    raise
 
 
 class _Moved(Exception):

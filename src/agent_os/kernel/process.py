@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -154,7 +154,7 @@ class Guest:
 
 async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, records: Records) -> Guest:
     """Start a guest, or raise with nothing left over. Overlay where this host can, else a copy of the project."""
-    name = new_name(order.argv[0] if order.argv else "")
+    name = new_name(title(order.argv))
     spec, paths = plan(order, name, host)
     about = {"argv": spec.argv, "workspace": asdict(spec.workspace), "net": [str(grant) for grant in order.net]}
     records.before(name, "spawn", **about, binds=[bind.dst for bind in spec.binds], masks=spec.masks)
@@ -174,6 +174,14 @@ async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, 
     facts = asdict(process.ready) | {"limits": asdict(spec.limits), "enforced_by": limits.enforcers(spec.limits)}
     records.after(name, "spawned", **facts)
     return Guest(name, order, records, process, workspace)
+
+
+def title(argv: Sequence[str]) -> str:
+    """What to call a run: the program, or the script that an interpreter was asked to run."""
+    words = [word for word in argv if not word.startswith("-")]
+    if len(words) > 1 and guest.INTERPRETERS.match(Path(words[0]).name) and "-c" not in argv and "-m" not in argv:
+        return words[1]
+    return words[0] if words else ""
 
 
 def plan(order: Order, name: str, host: Host) -> tuple[SpawnSpec, dict[str, Path]]:

@@ -62,11 +62,11 @@ class Visit:
 
     async def _turn(self) -> bool:
         """One request, from its first byte to its last record. True if the client may send another."""
+        if not await self._has_begun():
+            return False
         attempt = self._begin()
         try:
             request = await self._read_request()
-            if request is None:
-                return False
             if request.method == b"CONNECT":
                 await self._tunnel(attempt, request)
             else:
@@ -83,17 +83,20 @@ class Visit:
 
     # ------------------------------------------------------------------------------------------------- the request
 
-    async def _read_request(self) -> h11.Request | None:
-        """The next request header, or None if the client has none: it closed, or stayed silent for too long."""
-        if not self._http.trailing_data[0]:
-            try:
-                async with asyncio.timeout(self._limits.idle_seconds if self._method else self._limits.header_seconds):
-                    data = await self._loop.sock_recv(self._sock, CHUNK)
-            except OSError:  # reset, or silent for too long (TimeoutError): no request, so nothing to record
-                return None
-            if not data:
-                return None
+    async def _has_begun(self) -> bool:
+        """Wait for the first bytes of a request. False if none come: there is no request, so nothing to record."""
+        if self._http.trailing_data[0]:
+            return True
+        try:
+            async with asyncio.timeout(self._limits.idle_seconds if self._method else self._limits.header_seconds):
+                data = await self._loop.sock_recv(self._sock, CHUNK)
+        except OSError:  # reset, or silent for too long (TimeoutError)
+            return False
+        if data:
             self._http.receive_data(data)
+        return bool(data)
+
+    async def _read_request(self) -> h11.Request:
         try:
             async with asyncio.timeout(self._limits.header_seconds):
                 event = await self._event()
@@ -138,7 +141,9 @@ class Visit:
             ("X-AgentOS", "denied" if verdict == "deny" else "failed"),
             ("Connection", "close"),
         ]
-        data = self._http.send(h11.Response(status_code=stop.status, headers=headers)) or b""
+        # Many clients show nothing but this phrase when a CONNECT fails.
+        phrase = f"Agent OS: {stop.code}".encode()
+        data = self._http.send(h11.Response(status_code=stop.status, headers=headers, reason=phrase)) or b""
         if self._method != b"HEAD":
             data += self._http.send(h11.Data(data=body)) or b""
         await self._loop.sock_sendall(self._sock, data)
@@ -173,13 +178,12 @@ class Visit:
         with remote:
             async with _idle(self._limits.idle_seconds) as touch:
                 link = _Link(attempt, remote, touch)
-                body = self._send_body(link, upstream, upstream.send(onward) or b"")
-                reply = self._send_reply(link, upstream)
+                head = upstream.send(onward) or b""
                 if _framing(request.headers):
-                    await _until_last(body, reply)
+                    await _until_last(self._send_body(link, upstream, head), self._send_reply(link, upstream))
                 else:  # most requests have no body: no need for two tasks
-                    await body
-                    await reply
+                    await self._send_body(link, upstream, head)
+                    await self._send_reply(link, upstream)
 
     async def _send_up(self, link: _Link, data: bytes) -> None:
         if data:
@@ -215,6 +219,7 @@ class Visit:
     async def _send_reply(self, link: _Link, upstream: h11.Connection) -> None:
         ready: list[bytes] = []  # from one read of the server, sent in one piece
         while True:
+            await self._give_way(0)  # one read can hold thousands of tiny chunks
             try:
                 event = upstream.next_event()
                 if event is h11.NEED_DATA:

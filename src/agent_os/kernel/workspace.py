@@ -211,7 +211,7 @@ class Workspace:
                     "workspace.changed", f"{self.name} is not what was shown", hint=f"agentctl diff {self.name}"
                 )
             landing = Landing(lower, upper, intent, self.meta.created, progress, Report(dry_run=dry_run))
-            landing.plan(select(found, paths), allow_protected=allow_protected)
+            landing.plan(found, wanted=select(found, paths), allow_protected=allow_protected)
             if dry_run:
                 landing.report.committed = [step.change for step in landing.steps]
                 return landing.report

@@ -193,7 +193,7 @@ def place_descriptors(child: Child) -> None:
     if child.listener:
         sources[_LISTENER] = child.listener.detach()
     # first out of the way of each other, then into place
-    parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for target, fd in sources.items()}
+    parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for target, fd in sources.items()}
     for target in range(_FIRST_FREE):
         if target in parked:
             os.dup2(parked[target], target, inheritable=target < _STATUS)

@@ -71,9 +71,8 @@ def main() -> NoReturn:
 def _start(config: Config, requests: socket.socket, services: socket.socket) -> NoReturn:
     run_native = _preload(config)
     step = _Steps(config.fail_at)
-    step("L6")
     # In root mode sources may lie below directories that only root can enter: pin them while we still are root.
-    trees = root.pin(config.prefixes) if config.root_mode else {}
+    trees: dict[str, int] = step("L6", lambda: root.pin(config.prefixes)) if config.root_mode else {}
     entered, mapped = os.pipe(), os.pipe()
     uid, gid = os.geteuid(), os.getegid()
     step("L2")
@@ -103,7 +102,7 @@ def _start(config: Config, requests: socket.socket, services: socket.socket) -> 
     for fd in (*entered, mapped[0]):
         os.close(fd)
     if not config.root_mode:
-        trees = step("L6u", lambda: root.pin(config.prefixes))
+        trees = step("L6", lambda: root.pin(config.prefixes))
     step("L7", lambda: _build_view(config, trees))
     setup = confine.Setup(
         root_mode=config.root_mode,

@@ -135,8 +135,8 @@ def assemble(spec: SpawnSpec, sources: Sources) -> int:
     for path in spec.masks:
         _mask(root, path)
     workspace = _place(root, spec.workspace.at)
-    if not f"{spec.workspace.at}/".startswith("/work/"):
-        _attach(root, "/work", syscalls.clone_tree(at=workspace))  # an alias, masks included
+    if not any(f"{path}/".startswith("/work/") for path in (spec.workspace.at, *(bind.dst for bind in spec.binds))):
+        _attach(root, "/work", syscalls.clone_tree(at=workspace))  # an alias, masks included; it must hide no mount
     syscalls.set_tree(root, _READ_ONLY, recursive=False)
     os.close(root)
     return workspace
@@ -192,6 +192,10 @@ def _mount_overlay(root: int, path: str, sources: Sources) -> None:
     # `userxattr` also switches redirect_dir and metacopy off
     options = f"lowerdir={_LOWER},upperdir={_UPPER}/upper,workdir={_UPPER}/work,userxattr"
     _mount_at(root, path, "overlay", _QUIET, options)
+    place = _place(root, path)
+    if os.statvfs(place).f_flag & os.ST_RDONLY:  # overlayfs answers an unusable upper so, instead of failing
+        raise OSError(errno.EROFS, "the overlay came out read-only")
+    os.close(place)
     syscalls.unmount(_LOWER)
     syscalls.unmount(_UPPER)
 

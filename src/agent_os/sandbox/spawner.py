@@ -173,7 +173,7 @@ class Launcher:
     ) -> "Launcher":
         """`simulate` (landlock_abi, without, fail_at) stands for weaker hosts and failing steps in tests and probes."""
         shown = interpreter_prefixes() if prefixes is None else prefixes
-        root = os.geteuid() == 0 if root_mode is None else root_mode
+        root = is_host_root() if root_mode is None else root_mode
         self = cls(launcher_room.Config(entry, [_PACKAGE_PATH], list(shown), root, **simulate), python)
         await self._launch()
         return self
@@ -232,9 +232,8 @@ class Launcher:
         self._gone = True
         asyncio.get_running_loop().remove_reader(self._requests)
         while self._replies:
-            _settle(
-                self._replies.popleft(), (_failure("the launcher ended; every agent it had made ended with it"), [])
-            )
+            answer: Answer = (_failure("the launcher ended; every agent it had made ended with it"), [])
+            _settle(self._replies.popleft(), answer)
         for waiting in self._exits.values():
             _settle(waiting, Exit(signal.SIGKILL, {}, lost=True))
         self._exits.clear()
@@ -425,6 +424,12 @@ async def _read_status(status: socket.socket) -> tuple[Ready, list[int]]:
     if ready is None:
         raise SandboxError("setup", "the child ended before it was ready")
     return ready, received
+
+
+def is_host_root() -> bool:
+    """Root of the host, not of a user namespace: only that one has a range of uids to give away."""
+    with open("/proc/self/uid_map") as file:
+        return os.geteuid() == 0 and file.read().split() == ["0", "0", "4294967295"]
 
 
 def interpreter_prefixes() -> list[str]:

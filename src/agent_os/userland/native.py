@@ -9,11 +9,15 @@ import traceback
 
 
 def run(argv: list[str]) -> int:
-    """Run `FILE.py [ARG…]` as a program; its exit code, as `python FILE.py` would give."""
-    sys.argv = list(argv)
+    """Run `FILE.py [ARG…]` or `-c CODE [ARG…]` as a program; its exit code, as `python` would give it."""
     code = 0
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        if argv[0] == "-c":
+            sys.argv = ["-c", *argv[2:]]
+            exec(compile(argv[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = list(argv)
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as end:
         code = _exit_code(end.code)
     except BaseException:

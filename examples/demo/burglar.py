@@ -1,0 +1,49 @@
+"""A hostile agent. Tries to steal, phone home, hurt a neighbour and break out; prints what worked as JSON.
+
+Its targets come as arguments and belong to the demo, so it can be run outside the sandbox as the control.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+
+
+def steal(secret: str) -> None:
+    print(f"  the secret is {pathlib.Path(secret).read_text().strip()}", file=sys.stderr)
+
+
+def phone_home(port: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=2) as wire:
+        wire.sendall(b"loot")
+
+
+def hurt(neighbour: str) -> None:
+    os.kill(int(neighbour), signal.SIGUSR1)
+
+
+def break_out(folder: str) -> None:
+    pathlib.Path(folder, "burglar-was-here").write_text("hello")
+
+
+def main() -> None:
+    secret, port, neighbour, folder = sys.argv[1:]
+    attempts = {
+        "read the planted secret": lambda: steal(secret),
+        "dial out": lambda: phone_home(port),
+        "signal a neighbour": lambda: hurt(neighbour),
+        "write outside its folder": lambda: break_out(folder),
+    }
+    results = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            results[name] = "succeeded"
+        except OSError as refusal:
+            results[name] = f"refused: {refusal.strerror or refusal}"
+    print(json.dumps(results))
+
+
+main()

@@ -1,0 +1,263 @@
+"""Finds out what this host can isolate, by doing it: a real agent is spawned and tries to get out.
+
+Comes out: checks, each `ok`, `warn` or `fail` with a cause and the narrow fix; never an advice to switch a protection
+off. Reads settings only to explain a failure, never to predict one.
+"""
+
+import asyncio
+import grp
+import json
+import os
+import platform
+import secrets
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_os.sandbox import canary, landlock, limits
+from agent_os.sandbox.spawner import Launcher, Process, SandboxError
+from agent_os.sandbox.spec import SpawnSpec
+
+_SPAWNS = 20
+_IDLE_AGENT_MB = 2.5
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    cause: str
+    fix: str = ""
+
+
+async def examine() -> tuple[str, list[Check]]:
+    """The level reached on this host, and all checks of the sandbox."""
+    checks = [_platform()]
+    try:
+        launcher = await Launcher.start()
+    except SandboxError as problem:
+        why, fix = diagnose(problem.step, problem.errno, settings())
+        checks.append(Check("isolation", "fail", f"none: step {problem.step}: {problem.why}. {why}", fix))
+        return "S0", checks + host_checks()
+    try:
+        level, more = await _canary(launcher)
+        checks += more
+        checks.append(await _freeze_and_kill(launcher))
+        checks.append(await _spawn_times(launcher))
+    except SandboxError as problem:
+        level = "S0"
+        checks.append(Check("isolation", "fail", f"step {problem.step}: {problem.why}", "agentctl doctor -o json"))
+    finally:
+        await launcher.close()
+    return level, checks + host_checks()
+
+
+async def _canary(launcher: Launcher) -> tuple[str, list[Check]]:
+    variable = f"AGENT_OS_CANARY_{secrets.token_hex(4).upper()}"
+    with tempfile.NamedTemporaryFile(prefix="agent-os-canary-") as secret:
+        facts = {"secret_file": secret.name, "home": str(Path.home()), "pid": str(os.getpid()), "variable": variable}
+        os.environ[variable] = "1"
+        try:
+            output, process = await _run(launcher, [canary.__file__, json.dumps(facts)])
+        finally:
+            del os.environ[variable]
+    results: dict[str, bool] = json.loads(output or "{}")
+    escaped = [name for name, held in results.items() if not held]
+    ready = process.ready
+    checks = [_isolation(process, launcher.root_mode)]
+    if not results:
+        checks.append(Check("canary", "fail", "the spawned canary did not answer"))
+    elif escaped:
+        checks.append(Check("canary", "fail", f"got through: {', '.join(escaped)}", "report this: it is a hole"))
+    else:
+        checks.append(Check("canary", "ok", f"{len(results)} attempts to get out, none succeeded"))
+    checks.append(Check("landlock", "ok" if ready.landlock_abi >= 4 else "warn", f"ABI {ready.landlock_abi}"))
+    return ready.level, checks
+
+
+def _isolation(process: Process, root_mode: bool) -> Check:
+    level = process.ready.level
+    layers = ", ".join(process.ready.layers)
+    missing = {
+        "S0": "a layer is missing",
+        "S1": "no Landlock: needs Linux 5.13 with landlock among the security modules",
+        "S2": "limits by cgroup controller are not built yet",
+    }.get(level, "")
+    mode = "root mode: a host uid per agent" if root_mode else "user mode: agents carry your uid"
+    why_not = f". Not higher: {missing}" if missing else ""
+    return Check("isolation", "ok" if level >= "S2" else "warn", f"{level} of S4: {layers}; {mode}{why_not}")
+
+
+async def _freeze_and_kill(launcher: Launcher) -> Check:
+    group = limits.Group.create("doctor-freeze")
+    if group is None:
+        reason = "no cgroup v2 of our own: kill works by pid namespace, agents cannot be frozen as a whole"
+        return Check("cgroup", "warn", reason, "start from a delegated scope, e.g. systemd-run --user --scope")
+    sleeper = await _spawn(launcher, ["-c", "import signal; signal.pause()"], group=group)
+    frozen = await sleeper.freeze()
+    began = time.perf_counter()
+    await sleeper.kill()
+    took = (time.perf_counter() - began) * 1000
+    sleeper.close()
+    if not frozen:
+        return Check("cgroup", "warn", f"cannot freeze at {group.path.parent}; killed in {took:.0f} ms")
+    return Check("cgroup", "ok", f"freeze and kill at {group.path.parent}; a frozen agent was gone after {took:.1f} ms")
+
+
+async def _spawn_times(launcher: Launcher) -> Check:
+    times: list[float] = []
+    for _ in range(_SPAWNS):
+        began = time.perf_counter()
+        process = await _spawn(launcher, ["-c", "pass"])
+        times.append((time.perf_counter() - began) * 1000)
+        await process.wait()
+        process.close()
+    p50, p95 = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+    available = _meminfo("MemAvailable") / 1024
+    fits = int(available / _IDLE_AGENT_MB)
+    return Check("spawn", "ok", f"p50 {p50:.1f} ms, p95 {p95:.1f} ms; about {fits:,} idle agents fit into memory")
+
+
+async def _run(launcher: Launcher, argv: list[str]) -> tuple[bytes, Process]:
+    read, write = os.pipe()
+    try:
+        process = await _spawn(launcher, argv, stdout=write)
+    finally:
+        os.close(write)
+    with os.fdopen(read, "rb") as output:
+        text = await asyncio.to_thread(output.read, 1 << 20)
+    await process.wait()
+    process.close()
+    return text, process
+
+
+async def _spawn(
+    launcher: Launcher, argv: list[str], stdout: int | None = None, group: limits.Group | None = None
+) -> Process:
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        spec = SpawnSpec(spawn_id=f"doctor-{secrets.token_hex(4)}", argv=argv, min_level="S0")
+        return await launcher.spawn(spec, streams=(null, null if stdout is None else stdout, null), group=group)
+    finally:
+        os.close(null)
+
+
+def settings() -> dict[str, str]:
+    """Host settings that can explain why a step failed."""
+    found = {
+        name: _read(f"/proc/sys/{name}")
+        for name in (
+            "user/max_user_namespaces",
+            "kernel/unprivileged_userns_clone",
+            "kernel/apparmor_restrict_unprivileged_userns",
+        )
+    }
+    status = dict(line.split(":\t", 1) for line in _read("/proc/self/status").splitlines() if ":\t" in line)
+    return found | {"seccomp": status.get("Seccomp", "0").strip(), "uid": str(os.geteuid())}
+
+
+def diagnose(step: str, errno_: int, found: Mapping[str, str]) -> tuple[str, str]:
+    """Why a launcher step failed, and the narrow fix: sysctl, AppArmor and a container's seccomp told apart."""
+    if step == "L6" and found["uid"] == "0":
+        return (
+            "We are root without the right to mount (CAP_SYS_ADMIN), as inside a container",
+            "run on the host, as root or as an ordinary user",
+        )
+    if step not in ("L3", "L4", "L7"):
+        return "This is not a known restriction", "agentctl doctor -o json, and report it"
+    if found["user/max_user_namespaces"] == "0":
+        return (
+            "user.max_user_namespaces is 0: nobody may create user namespaces here",
+            "ask the administrator for a number above 0, e.g. sysctl user.max_user_namespaces=1024",
+        )
+    if found["seccomp"] == "2":
+        return (
+            "We run under a seccomp filter, as inside a container, that forbids namespaces",
+            "run on the host, or give this one container a seccomp profile that allows unshare, mount and pivot_root",
+        )
+    if found["kernel/apparmor_restrict_unprivileged_userns"] == "1" and found["uid"] != "0":
+        return (
+            "AppArmor restricts unprivileged user namespaces (the default of Ubuntu 24.04)",
+            "either run as root (sudo agentctl …: root mode needs no such grant), "
+            "or give the interpreter of Agent OS an AppArmor profile with 'userns,'",
+        )
+    if found["kernel/unprivileged_userns_clone"] == "0" and found["uid"] != "0":
+        return (
+            "kernel.unprivileged_userns_clone is 0: only root may create user namespaces",
+            "run as root (root mode needs no such grant)",
+        )
+    if step == "L7":
+        return (
+            "A user namespace could be created but bears no rights, or /proc is partly covered, as inside a container",
+            "run on the host, or start the container with an unmasked /proc",
+        )
+    return "The system refused a user namespace", "run as root, or ask the administrator"
+
+
+def host_checks() -> list[Check]:
+    """Settings of the host that widen what a kernel bug could do, or what a granted mount shows."""
+    return [check() for check in _HOST_CHECKS]
+
+
+def _platform() -> Check:
+    machine = platform.machine()
+    known = machine == "x86_64"
+    cause = f"Linux {platform.release()}, {machine}, Landlock ABI {landlock.abi()}"
+    return Check("platform", "ok" if known else "warn", cause + ("" if known else "; tested on x86_64 only"))
+
+
+def _core_pattern() -> Check:
+    pattern = _read("/proc/sys/kernel/core_pattern")
+    piped = pattern.startswith("|")
+    cause = f"core dumps go to a program ({pattern.split()[0]})" if piped else "core dumps go to no program"
+    return Check("core dumps", "ok", cause + "; agents are not dumpable before exec and limited to one byte after")
+
+
+def _groups() -> Check:
+    if os.geteuid() == 0:
+        return Check("groups", "ok", "agents have no supplementary groups")
+    risky = {"docker", "lxd", "disk", "shadow", "sudo", "wheel", "adm", "root"}
+    names = {entry.gr_name for entry in grp.getgrall() if entry.gr_gid in os.getgroups()}
+    if found := sorted(names & risky):
+        cause = f"your groups {', '.join(found)} stay with agents: a granted mount is readable by their rights"
+        return Check("groups", "warn", cause, "run from an account without them")
+    return Check("groups", "ok", "no supplementary group that opens the host")
+
+
+def _kernel_surface() -> Check:
+    open_doors = [
+        name
+        for name, path, closed in (
+            ("io_uring", "kernel/io_uring_disabled", "2"),
+            ("unprivileged bpf", "kernel/unprivileged_bpf_disabled", "1 2"),
+            ("userfaultfd", "vm/unprivileged_userfaultfd", "0"),
+            ("legacy TIOCSTI", "dev/tty/legacy_tiocsti", "0"),
+        )
+        if (value := _read(f"/proc/sys/{path}")) and value not in closed.split()
+    ]
+    if open_doors:
+        return Check(
+            "kernel surface", "ok", f"open on this host: {', '.join(open_doors)}; closed for agents by seccomp"
+        )
+    return Check("kernel surface", "ok", "closed on this host, and for agents by seccomp")
+
+
+_HOST_CHECKS: tuple[Callable[[], Check], ...] = (_groups, _core_pattern, _kernel_surface)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _meminfo(field: str) -> int:
+    line = next(
+        (line for line in _read("/proc/meminfo").splitlines() if line.startswith(f"{field}:")), f"{field}: 0 kB"
+    )
+    return int(line.split()[1])

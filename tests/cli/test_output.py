@@ -1,0 +1,66 @@
+"""What agentctl prints: harmless text, versioned JSON, aligned tables, colour only where wanted."""
+
+import io
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_os.cli import output
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_plain_text_holds_nothing_that_steers_a_terminal(text):
+    result = output.plain(text)
+    assert not {unicodedata.category(char) for char in result} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert len(result) == len(text)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "Zs"])))
+def test_plain_leaves_ordinary_text_alone(text):
+    assert output.plain(text) == text
+
+
+def test_plain_keeps_line_breaks_only_when_asked():
+    assert output.plain("a\nb\tc") == "a b c"
+    assert output.plain("a\nb", keep_newlines=True) == "a\nb"
+    assert output.plain("\x1b[2Jx\u202eexe.txt", keep_newlines=True) == "\ufffd[2Jx\ufffdexe.txt"
+
+
+def test_json_is_one_versioned_line(capsys):
+    output.print_json({"name": "a\nb\udcff"})
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert json.loads(text) == {"api": "v1", "name": "a\nb\udcff"}
+
+
+def test_a_table_is_aligned_and_has_no_trailing_blanks():
+    text = output.table([["a", "bb", "c"], ["日本", 1, ""]], headings=["X", "Y", "Z"])
+    assert text.splitlines() == ["X     Y   Z", "a     bb  c", "日本  1"]
+
+
+def test_a_cell_cannot_forge_a_row():
+    assert output.table([["one\ntwo"]]) == "one two"
+
+
+def test_an_empty_table_is_empty():
+    assert output.table([]) == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_color", "coloured"),
+    [(Terminal(), None, True), (Terminal(), "1", False), (Terminal(), "", False), (io.StringIO(), None, False)],
+)
+def test_colour_only_on_a_terminal_and_without_no_color(monkeypatch, stream, no_color, coloured):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    assert ("\x1b[" in output.paint("x", "red", stream)) is coloured

@@ -1,0 +1,35 @@
+"""Reports every test's outcome to `scripts/test`, which adds up several runs. Fixtures belong next to their tests.
+
+Lines are appended as they come, so that a run that is cut off still counts for what it did.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+_REPORT = os.environ.get("AGENT_OS_TEST_REPORT")
+
+
+def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:
+    if not _REPORT:
+        return
+    line: dict[str, str] = {"outcome": outcome, "test": report.nodeid}
+    if outcome == "skipped":
+        # A skip's longrepr is (file, line, reason); an expected failure keeps its reason in `wasxfail`.
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+        line["reason"] = str(reason).removeprefix("Skipped: ")
+    with Path(_REPORT).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # A test is its call; set-up and tear-down count only when they decide the outcome.
+    if report.when == "call" or report.outcome != "passed":
+        _record(report, report.outcome)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.outcome != "passed":
+        _record(report, report.outcome)

@@ -1,0 +1,89 @@
+"""One-shot tool runs: bounded output, bounded time, nothing left."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import agents
+from agent_os.kernel.tools import ToolResult, run_tool
+from agent_os.sandbox.limits import unified_mount
+from agent_os.sandbox.spawner import Launcher, SandboxError
+from agent_os.sandbox.spec import Limits
+
+pytestmark = pytest.mark.integration
+
+
+def tool(script: str, stdin: bytes = b"", wall: float | None = None, most: int = 1 << 20) -> ToolResult:
+    async def body(launcher: Launcher) -> ToolResult:
+        limits = Limits(wall_s=wall)
+        return await run_tool(launcher, "tool", ["sh", "-c", script], stdin=stdin, limits=limits, output_bytes=most)
+
+    return agents.drive(body)
+
+
+def test_output_and_code_come_back_apart() -> None:
+    result = tool("cat; echo oops >&2; exit 3", stdin=b"in\0put")
+    assert (result.code, result.stdout.data, result.stderr.data) == (3, b"in\0put", b"oops\n")
+    assert not result.stdout.truncated
+
+
+def test_output_beyond_the_bound_is_drained_and_marked() -> None:
+    result = tool("head -c 3000000 /dev/zero; echo end >&2", most=1000)
+    assert result.stdout.data == bytes(1000)
+    assert result.stdout.truncated
+    assert (result.code, result.stderr.data) == (0, b"end\n")
+
+
+def test_output_of_exactly_the_bound_is_whole() -> None:
+    result = tool("head -c 1000 /dev/zero", most=1000)
+    assert not result.stdout.truncated
+
+
+def test_a_tool_that_does_not_read_its_input_still_ends() -> None:
+    assert tool("exit 0", stdin=bytes(10 << 20)).code == 0
+
+
+def test_a_tool_that_outlives_its_wall_limit_is_killed_with_all_it_started() -> None:
+    result = tool("echo begun; (setsid sleep 600 &) ; sleep 600", wall=0.5)
+    assert result.timed_out
+    assert result.code == 124
+    assert result.stdout.data == b"begun\n"
+
+
+def test_a_tool_that_cannot_start_is_an_error_of_ours_not_output() -> None:
+    async def body(launcher: Launcher) -> None:
+        await run_tool(launcher, "tool", ["/no/such/tool"])
+
+    with pytest.raises(SandboxError) as caught:
+        agents.drive(body)
+    assert caught.value.step == "exec"
+
+
+def test_a_cancelled_tool_run_leaves_nothing() -> None:
+    async def body(launcher: Launcher) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        running = asyncio.create_task(run_tool(launcher, "cancelled", ["sleep", "601.5"]))
+        while not (waiting := children_named("sleep", "601.5")) and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not any(Path(f"/proc/{pid}").exists() for pid in waiting)
+        assert len(os.listdir("/proc/self/fd")) == before
+        mount = unified_mount()
+        assert mount is None or not list(mount.glob("**/agent-os-*-cancelled"))
+
+    agents.drive(body)
+
+
+def children_named(*argv: str) -> list[str]:
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_text().rstrip("\0").split("\0") == list(argv):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
