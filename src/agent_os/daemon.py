@@ -23,6 +23,7 @@ from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import GUEST_LIMITS, LEVELS
 
 DEFAULT_LEVEL = "S2"
+_ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
 
 
 def state_dir() -> Path:
@@ -34,7 +35,7 @@ def state_dir() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:
         reason = f"the state directory {path} cannot be made: {problem.strerror}"
-        raise EACCES("state.unwritable", reason, hint="AGENT_OS_HOME=/some/directory agentctl …") from problem
+        raise EACCES("state.unwritable", reason, hint=_ELSEWHERE) from problem
     return path.resolve()
 
 
@@ -78,6 +79,8 @@ def _workspace(text: str | None, here: process.Host) -> tuple[process.Mode, Path
     """`DIR` and `overlay:DIR` keep writes apart, `bind:DIR` writes through, `tmpfs` is empty and gone at the end."""
     if text == "tmpfs":
         return "tmpfs", None
+    if text is not None and not text.removeprefix("bind:").removeprefix("overlay:"):
+        raise EINVAL("workspace.malformed", "--workspace names no directory", hint="--workspace DIR, bind:DIR or tmpfs")
     mode: process.Mode = "bind" if text and text.startswith("bind:") else "overlay"
     path = Path(text.removeprefix(f"{mode}:") if text else ".").expanduser()
     return mode, check_source(path, state=here.state, home=here.home)
@@ -94,7 +97,7 @@ def _level(text: str) -> process.Level:
 async def running(wanted: process.Order, streams: process.Streams) -> AsyncIterator[process.Guest]:
     """A started guest. Leaving the block ends the launcher, and with it whatever is still alive."""
     here = host()
-    records = Records(here.state / "record.jsonl")
+    records = _records(here)
     try:
         try:
             launcher = await Launcher.start()
@@ -108,6 +111,14 @@ async def running(wanted: process.Order, streams: process.Streams) -> AsyncItera
             await launcher.close()
     finally:
         records.close()
+
+
+def _records(here: process.Host) -> Records:
+    try:
+        return Records(here.state / "record.jsonl")
+    except OSError as problem:
+        reason = f"the record in {here.state} cannot be written: {problem.strerror}; nothing runs unrecorded"
+        raise EACCES("state.unwritable", reason, hint=_ELSEWHERE) from problem
 
 
 async def examine() -> tuple[str, list[probe.Check]]:

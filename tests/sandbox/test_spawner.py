@@ -247,10 +247,10 @@ def test_the_proxy_listener_belongs_to_the_agents_own_network() -> None:
         script = "exec 5<>/dev/tcp/127.0.0.1/3128; echo hello >&5; cat <&5"
         spec = agents.spec_of("guest", ["bash", "-c", script], net="proxy")
         async with agents.started(launcher, spec) as (process, output):
-            assert process.listener
-            process.listener.setblocking(False)
+            (listener,) = process.listeners
+            listener.setblocking(False)
             loop = asyncio.get_running_loop()
-            wire, _ = await loop.sock_accept(process.listener)
+            wire, _ = await loop.sock_accept(listener)
             with wire:
                 heard = await loop.sock_recv(wire, 100)
                 await loop.sock_sendall(wire, b"from the kernel\n")

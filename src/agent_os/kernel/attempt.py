@@ -11,6 +11,8 @@ from typing import Literal
 
 from agent_os.kernel.addresses import Decision, printable
 
+Protocol = Literal["http", "connect", "forward"]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -32,7 +34,7 @@ class Connection:
     done: bool
     time: float  # when the connection began, seconds since the epoch
     agent: str
-    protocol: Literal["http", "connect"]
+    protocol: Protocol
     host: str  # canonical once known, else what the agent wrote, made printable; "" if it wrote none
     port: int
     verdict: Literal["allow", "deny"]
@@ -76,7 +78,7 @@ class Attempt:
         self._time = time.time()
         self._start = time.monotonic()
         self._done = False
-        self.protocol: Literal["http", "connect"] = "http"
+        self.protocol: Protocol = "http"
         self.host = ""
         self.port = 0
         self.verdict: Literal["allow", "deny"] = "deny"

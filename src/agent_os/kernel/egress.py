@@ -59,9 +59,10 @@ class Egress:
     def _attempt(self) -> Attempt:
         return Attempt(self._agent, next(self._numbers), self._record)
 
-    async def serve(self, listener: socket.socket) -> None:
+    async def serve(self, listener: socket.socket, door: tuple[Address, int] | None = None) -> None:
+        """Serve the proxy on a listener; with `door`, whoever connects is put through to that one endpoint."""
         listener.setblocking(False)
-        acceptor = asyncio.create_task(self._accept(listener))
+        acceptor = asyncio.create_task(self._accept(listener, door))
         self._acceptors.add(acceptor)
         try:
             await asyncio.wait({acceptor})
@@ -80,7 +81,7 @@ class Egress:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # each reports its own failure in `_left`
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, door: tuple[Address, int] | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -95,7 +96,8 @@ class Egress:
             if len(self._visits) >= self.limits.connections:
                 self._turn_away(sock)
             else:
-                visit = asyncio.create_task(Visit(sock, self.limits, self._attempt, self._open).run())
+                caller = Visit(sock, self.limits, self._attempt, self._open)
+                visit = asyncio.create_task(caller.run_through(*door) if door else caller.run())
                 self._visits.add(visit)
                 visit.add_done_callback(self._left)
             # sock_accept does not yield when a connection is waiting already: a flood would hold the loop.

@@ -408,7 +408,8 @@ def parse_mount(text: str, *, cwd: Path) -> Mount:
     try:
         source = Path(written).resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise ENOENT("mount.unknown", f"--mount {text!r}: {written} is not there or not readable.") from error
+        reason = f"--mount {text!r}: {written} is not there or not readable."
+        raise ENOENT("mount.unknown", reason, hint=f"ls -ld {written}") from error
     return Mount(source, _destination(text, parts[1] if len(parts) == 2 else written), rw)
 
 

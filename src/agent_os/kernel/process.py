@@ -17,6 +17,7 @@ from typing import Literal
 
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, AgentOSError
 from agent_os.kernel import guest
+from agent_os.kernel.addresses import Address
 from agent_os.kernel.changes import Change
 from agent_os.kernel.egress import Connection, Egress, Grant
 from agent_os.kernel.records import Records
@@ -24,7 +25,7 @@ from agent_os.kernel.sources import check_source, masks
 from agent_os.kernel.workspace import Workspace, Workspaces, new_name
 from agent_os.sandbox import limits
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
-from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Level, Limits, SpawnSpec
+from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits, SpawnSpec
 from agent_os.sandbox.spec import Workspace as WorkspaceSpec
 
 Mode = Literal["overlay", "bind", "tmpfs"]
@@ -99,9 +100,9 @@ class Guest:
     async def finish(self) -> Outcome:
         """Wait for the end. If this is cancelled, the guest is killed first and nothing is left."""
         egress = Egress(self.name, self.order.net, self._saw)
-        guards = [asyncio.create_task(self._watch_clock()), asyncio.create_task(self._watch_disk())]
-        if self.process.listener:
-            guards.append(asyncio.create_task(egress.serve(self.process.listener)))
+        doors = (None, *loopback_doors(self.order.net))
+        work = [egress.serve(listener, door) for listener, door in zip(self.process.listeners, doors, strict=True)]
+        guards = [asyncio.create_task(one) for one in (self._watch_clock(), self._watch_disk(), *work)]
         try:
             ended = await self.process.wait()
         finally:
@@ -176,6 +177,13 @@ async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, 
     return Guest(name, order, records, process, workspace)
 
 
+def loopback_doors(grants: Sequence[Grant]) -> list[tuple[Address, int]]:
+    """Granted endpoints of this machine's loopback. Each appears on the guest's own loopback under the same port, since
+    programs rightly do not ask a proxy for 127.0.0.1."""
+    doors = {grant.port: grant.network.network_address for grant in grants if grant.network and grant.is_loopback}
+    return [(address, port) for port, address in doors.items() if port and port != PROXY_PORT]
+
+
 def title(argv: Sequence[str]) -> str:
     """What to call a run: the program, or the script that an interpreter was asked to run."""
     words = [word for word in argv if not word.startswith("-")]
@@ -214,6 +222,7 @@ def plan(order: Order, name: str, host: Host) -> tuple[SpawnSpec, dict[str, Path
         env=env,
         cwd=inside,
         net="proxy",
+        forward=[port for _, port in loopback_doors(order.net)],
         workspace=WorkspaceSpec(order.mode, at, size_mb=order.limits.tmp_mb, inodes=65536),
         binds=[Bind(f"bind{i}", mount.at, rw=mount.rw) for i, mount in enumerate(shown)],
         masks=sorted({mask for source, dst in places for mask in masks(source, dst, state=host.state, home=host.home)}),
@@ -288,7 +297,8 @@ _NAMESPACE_STEPS = ("L3", "L4")
 def explain(problem: SandboxError, order: Order) -> AgentOSError:
     """A failure of the machinery, in the operator's words: never shown to an agent as output of its command."""
     if problem.step == "exec":
-        return EACCES("command.exec", f"{order.argv[0]} could not be started: {problem.why}", errno=problem.errno)
+        reason = f"{order.argv[0]} was found but could not be executed inside: {problem.why}"
+        return EACCES("command.exec", reason, hint="--mount what it needs, or check its shebang and format")
     if problem.word == "idmap":
         reason = f"{order.project} is on a file system that cannot lend its files to an agent ({problem.why})"
         return EACCES("workspace.unreadable", reason, hint="without bind: the workspace is copied instead")

@@ -25,7 +25,9 @@ def check_source(path: Path, *, state: Path, home: Path) -> Path:
     except FileNotFoundError:
         raise ENOENT("workspace.missing", f"{path} does not exist", hint="name an existing directory") from None
     except OSError as error:
-        raise EACCES("workspace.unreadable", f"{path} cannot be reached: {error.strerror}") from None
+        raise EACCES(
+            "workspace.unreadable", f"{path} cannot be reached: {error.strerror}", hint=f"ls -ld {path}"
+        ) from None
     real_state, real_home = os.path.realpath(state), os.path.realpath(home)
     homes = [real_home, *(_login_homes() if os.geteuid() == 0 else ())]
     reason = protected.refusal(source, state=real_state, homes=homes)

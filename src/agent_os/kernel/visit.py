@@ -60,17 +60,32 @@ class Visit:
                 async with asyncio.timeout(LINGER_SECONDS):
                     await self._linger()
 
+    async def run_through(self, host: Address, port: int) -> None:
+        """A connection to a listener that stands for one granted endpoint: no proxy protocol, only bytes."""
+        with self._sock:
+            attempt = self._begin()
+            attempt.protocol, attempt.host, attempt.port = "forward", str(host), port
+            await self._recorded(attempt, self._through(attempt, host, port))
+
     async def _turn(self) -> bool:
         """One request, from its first byte to its last record. True if the client may send another."""
         if not await self._has_begun():
             return False
         attempt = self._begin()
+        await self._recorded(attempt, self._serve(attempt))
+        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+
+    async def _serve(self, attempt: Attempt) -> None:
+        request = await self._read_request()
+        if request.method == b"CONNECT":
+            await self._tunnel(attempt, request)
+        else:
+            await self._forward(attempt, request)
+
+    async def _recorded(self, attempt: Attempt, work: Coroutine[Any, Any, None]) -> None:
+        """However the work ends, the attempt gets its last record."""
         try:
-            request = await self._read_request()
-            if request.method == b"CONNECT":
-                await self._tunnel(attempt, request)
-            else:
-                await self._forward(attempt, request)
+            await work
             attempt.end("net.allow", "ended")
         except Stop as stop:
             await self._stop(attempt, stop)
@@ -79,7 +94,6 @@ class Visit:
             raise
         except Exception as error:  # whatever an agent or a server sends, the proxy goes on; the record shows our bug
             await self._stop(attempt, Stop("net.internal", f"{type(error).__name__}: {error}"))
-        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     # ------------------------------------------------------------------------------------------------- the request
 
@@ -130,7 +144,7 @@ class Visit:
         attempt.end(stop.code, stop.reason, stop.allow_flag)
         with contextlib.suppress(OSError):  # the client is gone or does not read (TimeoutError): nobody to tell
             async with asyncio.timeout(LINGER_SECONDS):
-                if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                if attempt.protocol != "forward" and self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await self._answer(endpoint(attempt.host, attempt.port or None), attempt.verdict, stop)
 
     async def _answer(self, target: str, verdict: str, stop: Stop) -> None:
@@ -256,10 +270,16 @@ class Visit:
             await self._send_down(opened or b"")
             async with _idle(self._limits.idle_seconds) as touch:
                 link = _Link(attempt, remote, touch)
-                await _until_all(self._up(link, early, host, port), self._down(link))
+                await _until_all(self._up(link, self._first_words(early, host, port)), self._down(link))
 
-    async def _up(self, link: _Link, early: bytes, host: str | Address, port: int) -> None:
-        data = await self._first_words(early, host, port)
+    async def _through(self, attempt: Attempt, host: Address, port: int) -> None:
+        with await self._open(attempt, host, port) as remote:
+            async with _idle(self._limits.idle_seconds) as touch:
+                link = _Link(attempt, remote, touch)
+                await _until_all(self._up(link, self._loop.sock_recv(self._sock, CHUNK)), self._down(link))
+
+    async def _up(self, link: _Link, first: Awaitable[bytes]) -> None:
+        data = await first
         while data:
             await self._send_up(link, data)
             data = await self._loop.sock_recv(self._sock, CHUNK)

@@ -20,7 +20,7 @@ from agent_os.sandbox import guest_init, landlock, limits, root, seccomp, syscal
 from agent_os.sandbox.spec import LEVELS, PROXY_PORT, SpawnSpec
 
 AGENT_UID = 1000  # what an agent sees as its own
-_STATUS, _WORKSPACE, _LISTENER, _FIRST_FREE = 4, 5, 6, 7
+_STATUS, _WORKSPACE, _FIRST_LISTENER = 4, 5, 6
 _ISOLATED = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWIPC
@@ -50,7 +50,7 @@ class Child:
     fds: dict[str, int]  # by the names of spec.descriptors
     layers: set[str] = field(default_factory=set[str])
     workspace: int = -1
-    listener: socket.socket | None = None
+    listeners: list[int] = field(default_factory=list[int])
 
     def has(self, layer: str) -> bool:
         """Whether to apply a layer; noted, because the level is what was applied, not what was wished."""
@@ -70,7 +70,8 @@ def confine_and_run(child: Child) -> int:
             take(child)
     except Exception as problem:  # whatever goes wrong before `ready`, the kernel must hear of it
         code = problem.errno if isinstance(problem, OSError) else None
-        _report(child, {"failed": {"step": step, "errno": code or 0, "why": str(problem)}})
+        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        _report(child, {"failed": {"step": step, "errno": code or 0, "why": why}})
         return guest_init.COULD_NOT_START
     status = socket.socket(fileno=_STATUS)
     spec = child.spec
@@ -131,7 +132,8 @@ def open_network(child: Child) -> None:
     syscalls.set_hostname(b"agent")
     if child.spec.net == "proxy":
         syscalls.loopback_up()
-        child.listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64, reuse_port=False)
+        ports = (PROXY_PORT, *child.spec.forward)
+        child.listeners = [socket.create_server(("127.0.0.1", port), backlog=64).detach() for port in ports]
 
 
 def change_uid(child: Child) -> None:
@@ -186,20 +188,19 @@ def forget_shared_state(child: Child) -> None:
 
 
 def place_descriptors(child: Child) -> None:
-    """C14. 0–2 streams, 3 the kernel, 4 status; 5 and 6 leave with `ready`. Nothing else stays open."""
+    """C14. 0–2 streams, 3 the kernel, 4 status; those from 5 on leave with `ready`. Nothing else stays open."""
     wanted = {0: "stdin", 1: "stdout", 2: "stderr", 3: "agent", _STATUS: "status"}
     sources = {target: child.fds[name] for target, name in wanted.items() if name in child.fds}
-    sources[_WORKSPACE] = child.workspace
-    if child.listener:
-        sources[_LISTENER] = child.listener.detach()
+    sources |= dict(enumerate((child.workspace, *child.listeners), _WORKSPACE))
+    first_free = _FIRST_LISTENER + len(child.listeners)
     # first out of the way of each other, then into place
-    parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for target, fd in sources.items()}
-    for target in range(_FIRST_FREE):
+    parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for target, fd in sources.items()}
+    for target in range(first_free):
         if target in parked:
             os.dup2(parked[target], target, inheritable=target < _STATUS)
         else:
             os.closerange(target, target + 1)
-    syscalls.close_from(_FIRST_FREE)
+    syscalls.close_from(first_free)
     child.fds = {"status": _STATUS}
 
 
@@ -214,13 +215,14 @@ def report_ready(child: Child) -> None:
     reached = level(child.layers)
     if LEVELS.index(reached) < LEVELS.index(child.spec.min_level):
         missing = sorted({"identity", "namespaces", "capabilities", "limits", "landlock", "seccomp"} - child.layers)
-        why = f"reached {reached}, asked for {child.spec.min_level}; missing: {', '.join(missing) or 'controllers'}"
+        lacks = ", ".join(missing) or {"S3": "cgroup controllers"}.get(child.spec.min_level, "a virtual machine")
+        why = f"this host reaches isolation {reached}, but {child.spec.min_level} was asked for; it lacks: {lacks}"
         raise OSError(errno.EPERM, why)
-    passed = [_WORKSPACE, *([_LISTENER] if child.spec.net == "proxy" else [])]
+    passed = list(range(_WORKSPACE, _FIRST_LISTENER + len(child.listeners)))
     abi = child.setup.landlock_abi if "landlock" in child.layers else 0
     ready = {"level": reached, "layers": sorted(child.layers), "landlock_abi": abi, "uid": child.spec.uid}
     _report(child, {"ready": ready}, passed)
-    os.closerange(_WORKSPACE, _FIRST_FREE)
+    os.closerange(passed[0], passed[-1] + 1)
 
 
 STEPS: tuple[tuple[str, Callable[[Child], None]], ...] = (

@@ -49,9 +49,11 @@ class Config:
 
 
 class StepFailed(Exception):
-    def __init__(self, step: str, cause: OSError) -> None:
+    def __init__(self, step: str, cause: Exception) -> None:
         super().__init__(f"{step}: {cause}")
-        self.record = {"failed": {"step": step, "errno": cause.errno or 0, "why": str(cause)}}
+        code = cause.errno if isinstance(cause, OSError) else None
+        why = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+        self.record = {"failed": {"step": step, "errno": code or 0, "why": why}}
 
 
 def main() -> NoReturn:
@@ -63,7 +65,7 @@ def main() -> NoReturn:
         _start(config, requests, services)
     except StepFailed as failure:
         requests.send(json.dumps(failure.record).encode())
-    except OSError as problem:
+    except Exception as problem:  # whatever it was, the kernel must hear of it
         requests.send(json.dumps(StepFailed("launcher", problem).record).encode())
     os._exit(1)
 
@@ -137,7 +139,10 @@ def _preload(config: Config) -> Any:
     """L1. Forking and entering a user namespace both need exactly one thread."""
     sys.path[:0] = config.path
     module, _, function = config.entry.partition(":")
-    run_native = getattr(importlib.import_module(module), function)
+    try:
+        run_native = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as problem:
+        raise StepFailed("L1", problem) from problem
     if threading.active_count() != 1 or len(os.listdir("/proc/self/task")) != 1:
         raise StepFailed("L1", OSError(errno.EBUSY, "the preload started a thread"))
     return run_native

@@ -45,13 +45,14 @@ DENIED = (
     # the machine
     "init_module finit_module delete_module create_module query_module get_kernel_syms kexec_load kexec_file_load "
     "reboot swapon swapoff acct quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex syslog vhangup "
-    "nfsservctl lookup_dcookie name_to_handle_at open_by_handle_at fanotify_init mknod mknodat "
+    "nfsservctl lookup_dcookie name_to_handle_at open_by_handle_at fanotify_init "
     "move_pages migrate_pages mbind set_mempolicy get_mempolicy sethostname setdomainname "
     "iopl ioperm modify_ldt uselib ustat sysfs _sysctl "
     # channels outside the descriptors we count
     "shmget shmat semget msgget mq_open lsm_set_self_attr setxattrat"
 ).split()
 
+_PLAIN_FILES = [(kind, _ALLOW) for kind in (0, 0x8000, 0x1000)]  # regular files and FIFOs; no device, no socket
 _TERMINAL_TRICKS = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX", 0x541D: "TIOCCONS"}
 
 Instruction = tuple[int, int, int, int]
@@ -99,6 +100,8 @@ def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instructio
         "unshare": _bits(_ARG[0], _NAMESPACE_BITS, eperm, _ALLOW),
         "clone3": [(_RETURN, 0, 0, _refuse(errno.ENOSYS))],  # its flags lie in memory; libc falls back to clone
         "ioctl": _switch(_ARG[1], [(request, eperm) for request in _TERMINAL_TRICKS], _ALLOW),
+        "mknod": _switch(_ARG[1], _PLAIN_FILES, eperm, mask=0xF000),
+        "mknodat": _switch(_ARG[2], _PLAIN_FILES, eperm, mask=0xF000),
         "personality": _switch(_ARG[0], [(value, _ALLOW) for value in (0, 8, 0xFFFFFFFF)], eperm),
     }
     if not exec_memfd:

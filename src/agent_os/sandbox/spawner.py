@@ -25,6 +25,7 @@ from agent_os.sandbox.limits import Group
 from agent_os.sandbox.spec import SpawnSpec, SpecError, encode
 
 READY_SECONDS = 30.0
+_MAX_RECEIVED = 32
 _LEASES = "/run/agent-os.uids"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
 _PACKAGE_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -108,15 +109,14 @@ class Process:
     pidfd: int
     ready: Ready
     workspace: int  # O_PATH descriptor of its root
-    listener: socket.socket | None
+    listeners: list[socket.socket]  # of its network namespace: the proxy's, then one for each of spec.forward
     group: Group | None
     exited: "asyncio.Future[Exit]"
     lease: Lease
     _closing: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+        _signal(self.pidfd, number)
 
     async def kill(self) -> Exit:
         """Returns only when nothing of the agent is left."""
@@ -138,8 +138,8 @@ class Process:
         """Give back descriptors, cgroup and uid. Call once, after `wait`."""
         for fd in (self.pidfd, self.workspace):
             os.close(fd)
-        if self.listener:
-            self.listener.close()
+        for listener in self.listeners:
+            listener.close()
         if self.group:
             self.group.remove()
         self.lease.release()
@@ -251,7 +251,6 @@ class Launcher:
         """`sources` are O_PATH descriptors of host files, named as the spec refers to them; the caller keeps them and
         the streams. Group and lease are taken over. On failure or cancellation nothing is left of the agent.
         A launcher found dead is started again, once."""
-        lease = lease or lease_uid(self.root_mode)
         fds = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
         if agent is not None:
             fds["agent"] = agent
@@ -266,11 +265,12 @@ class Launcher:
             raise
 
     async def _spawn(
-        self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease
+        self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease | None
     ) -> Process:
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         status.setblocking(False)
         try:
+            lease = lease or lease_uid(self.root_mode)
             with status, theirs, contextlib.ExitStack() as opened:
                 fds["status"] = theirs.fileno()
                 if group:
@@ -284,7 +284,7 @@ class Launcher:
                 try:
                     ready, received = await asyncio.wait_for(_read_status(status), READY_SECONDS)
                 except (SandboxError, TimeoutError) as problem:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    _signal(pidfd, signal.SIGKILL)
                     await exited
                     os.close(pidfd)
                     if isinstance(problem, SandboxError):
@@ -294,10 +294,11 @@ class Launcher:
             if group:
                 group.kill()
                 group.remove()
-            lease.release()
+            if lease:
+                lease.release()
             raise
-        listener = socket.socket(fileno=received[1]) if len(received) > 1 else None
-        return Process(spec, pidfd, ready, received[0], listener, group, exited, lease)
+        listeners = [socket.socket(fileno=fd) for fd in received[1:]]
+        return Process(spec, pidfd, ready, received[0], listeners, group, exited, lease)
 
     async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
         """Ask the launcher for a child; its pidfd."""
@@ -350,6 +351,11 @@ class Launcher:
         self._services.close()
 
 
+def _signal(pidfd: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        signal.pidfd_send_signal(pidfd, number)
+
+
 def _failure(why: str) -> dict[str, Any]:
     return {"failed": {"step": "launcher", "errno": 0, "why": why}}
 
@@ -389,7 +395,7 @@ async def _send(requests: socket.socket, message: bytes, fds: list[int]) -> None
 async def _receive(status: socket.socket) -> tuple[bytes, list[int]]:
     while True:
         try:
-            message, fds, _, _ = socket.recv_fds(status, 65536, 4)
+            message, fds, _, _ = socket.recv_fds(status, 65536, _MAX_RECEIVED)
             return message, fds
         except BlockingIOError:
             await _turn(status, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)

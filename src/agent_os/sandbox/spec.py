@@ -67,6 +67,9 @@ class SpawnSpec:
     env: dict[str, str] = field(default_factory=dict[str, str])
     cwd: str = "/work"
     net: Net = "none"
+    forward: list[int] = field(
+        default_factory=list[int]
+    )  # ports of its own loopback that the kernel serves; `proxy` only
     workspace: Workspace = Workspace()
     binds: list[Bind] = field(default_factory=list[Bind])
     masks: list[str] = field(default_factory=list[str])
@@ -100,6 +103,8 @@ def decode(message: bytes) -> SpawnSpec:
         raise SpecError(f"uid {spec.uid} is outside 1..4095")
     if not spec.argv:
         raise SpecError("argv is empty")
+    if len(spec.forward) > 16 or not all(0 < port < 65536 and port != PROXY_PORT for port in spec.forward):
+        raise SpecError(f"forward {spec.forward} must be at most 16 ports, none of them {PROXY_PORT}")
     return spec
 
 
