@@ -92,8 +92,9 @@ def level(layers: set[str]) -> str:
 
 def reset_signals(child: Child) -> None:
     """C1. An inherited ignored SIGCHLD would make every `subprocess` report success."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

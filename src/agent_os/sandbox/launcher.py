@@ -17,8 +17,8 @@ import platform
 import select
 import socket
 import sys
-import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -71,52 +71,46 @@ def main() -> NoReturn:
 
 
 def _start(config: Config, requests: socket.socket, services: socket.socket) -> NoReturn:
-    run_native = _preload(config)
+    """Steps L1–L10: in the starter until the first fork, in the holder until the second, then in the launcher."""
     step = _Steps(config.fail_at)
+    run_native = step("L1", lambda: _preload(config))
     # In root mode sources may lie below directories that only root can enter: pin them while we still are root.
     trees: dict[str, int] = step("L6", lambda: root.pin(config.prefixes)) if config.root_mode else {}
-    entered, mapped = os.pipe(), os.pipe()
-    uid, gid = os.geteuid(), os.getegid()
-    step("L2")
-    holder = os.fork()
+    outside, inside = socket.socketpair()
+    holder: int = step("L2", os.fork)
     if holder:
         requests.close()
-        os.close(entered[1])
-        if os.read(entered[0], 1):
-            _write_maps(holder, config.root_mode, uid, gid)
-            os.write(mapped[1], b"m")
-        os.close(mapped[1])
+        inside.close()
+        _write_maps_when_asked(outside, holder, config.root_mode)
         _serve_host_side(services, holder)
     services.close()
+    outside.close()
     syscalls.die_with_parent()
     if config.root_mode:
         os.setgroups([])
     step("L3", lambda: syscalls.unshare(_NEW))
-    os.write(entered[1], b"e")
-    os.close(mapped[1])
-    step("L4", lambda: _take_ids(mapped[0]))
+    step("L4", lambda: _take_ids(inside))
     syscalls.die_with_parent()
-    step("L5")
-    if os.fork():
+    if step("L5", os.fork):
         requests.close()
         _wait_for_child()
     syscalls.die_with_parent()
-    for fd in (*entered, mapped[0]):
-        os.close(fd)
+    inside.close()
     if not config.root_mode:
         trees = step("L6", lambda: root.pin(config.prefixes))
     step("L7", lambda: _build_view(config, trees))
+    known_abi = landlock.abi()
     setup = confine.Setup(
         root_mode=config.root_mode,
         prefixes=tuple(config.prefixes),
         run_native=run_native,
         filters=step("L8", _filters),
-        landlock_abi=landlock.abi() if config.landlock_abi is None else min(config.landlock_abi, landlock.abi()),
+        landlock_abi=known_abi if config.landlock_abi is None else min(config.landlock_abi, known_abi),
         without=frozenset(config.without),
         fail_at=config.fail_at,
     )
-    _freeze_heap()
-    requests.send(json.dumps({"up": {"landlock_abi": setup.landlock_abi}}).encode())
+    step("L9", _freeze_heap)
+    requests.send(b'{"up": true}')
     _loop(setup, requests)
 
 
@@ -126,42 +120,48 @@ class _Steps:
     def __init__(self, fail_at: str) -> None:
         self._fail_at = fail_at
 
-    def __call__(self, name: str, take: Any = None) -> Any:
+    def __call__(self, name: str, take: Callable[[], Any]) -> Any:
         try:
             if name == self._fail_at:
                 raise OSError(errno.EIO, "failpoint")
-            return take() if take else None
-        except OSError as problem:
+            return take()
+        except (OSError, ImportError, AttributeError) as problem:
             raise StepFailed(name, problem) from problem
 
 
-def _preload(config: Config) -> Any:
+def _preload(config: Config) -> Callable[[list[str]], int]:
     """L1. Forking and entering a user namespace both need exactly one thread."""
     sys.path[:0] = config.path
     module, _, function = config.entry.partition(":")
-    try:
-        run_native = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as problem:
-        raise StepFailed("L1", problem) from problem
-    if threading.active_count() != 1 or len(os.listdir("/proc/self/task")) != 1:
-        raise StepFailed("L1", OSError(errno.EBUSY, "the preload started a thread"))
+    run_native = getattr(importlib.import_module(module), function)
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise OSError(errno.EBUSY, "the preload started a thread")
     return run_native
 
 
-def _write_maps(pid: int, root_mode: bool, uid: int, gid: int) -> None:
+def _write_maps_when_asked(outside: socket.socket, holder: int, root_mode: bool) -> None:
     """L4, from outside. Host uid 0 is not in the map, so from here on it cannot be reached."""
+    if not outside.recv(1):
+        return
     if root_mode:
         lines = {"uid_map": f"0 {FIRST_HOST_UID} {HOST_UIDS}", "gid_map": f"0 {FIRST_HOST_UID} {HOST_UIDS}"}
     else:
-        lines = {"setgroups": "deny", "uid_map": f"0 {uid} 1", "gid_map": f"0 {gid} 1"}
-    for name, text in lines.items():
-        with open(f"/proc/{pid}/{name}", "w") as file:
-            file.write(text)
+        lines = {"setgroups": "deny", "uid_map": f"0 {os.geteuid()} 1", "gid_map": f"0 {os.getegid()} 1"}
+    try:
+        for name, text in lines.items():
+            with open(f"/proc/{holder}/{name}", "w") as file:
+                file.write(text)
+        outside.send(b"mapped")
+    except OSError as problem:
+        outside.send(str(problem).encode())
+    outside.close()
 
 
-def _take_ids(mapped: int) -> None:
-    if not os.read(mapped, 1):
-        raise OSError(errno.EPERM, "the id maps could not be written")
+def _take_ids(inside: socket.socket) -> None:
+    inside.send(b"?")
+    answer = inside.recv(1024).decode()
+    if answer != "mapped":
+        raise OSError(errno.EPERM, f"the id maps could not be written: {answer}")
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
 

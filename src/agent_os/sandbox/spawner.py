@@ -267,10 +267,10 @@ class Launcher:
     async def _spawn(
         self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease | None
     ) -> Process:
-        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        status.setblocking(False)
         try:
             lease = lease or lease_uid(self.root_mode)
+            status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            status.setblocking(False)
             with status, theirs, contextlib.ExitStack() as opened:
                 fds["status"] = theirs.fileno()
                 if group:

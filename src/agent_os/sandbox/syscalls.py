@@ -1,6 +1,6 @@
 """The Linux calls that Python does not offer, by ctypes. Every return is checked; nothing here decides anything.
 
-Numbers are a literal table (x86_64, aarch64); `None` means the architecture has no such call.
+Numbers are a literal table (x86_64, aarch64); `-` means the architecture has no such call.
 """
 
 import ctypes
@@ -13,104 +13,35 @@ import struct
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
-# name: (x86_64, aarch64)
-NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    "_sysctl": (156, None),
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "capset": (126, 91),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "close_range": (436, 436),
-    "create_module": (174, None),
-    "delete_module": (176, 106),
-    "execveat": (322, 281),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "get_kernel_syms": (177, None),
-    "get_mempolicy": (239, 236),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioctl": (16, 29),
-    "ioperm": (173, None),
-    "iopl": (172, None),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "landlock_add_rule": (445, 445),
-    "landlock_create_ruleset": (444, 444),
-    "landlock_restrict_self": (446, 446),
-    "listmount": (458, 458),
-    "lookup_dcookie": (212, 18),
-    "lsm_set_self_attr": (460, 460),
-    "mbind": (237, 235),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238),
-    "mknod": (133, None),
-    "mknodat": (259, 33),
-    "modify_ldt": (154, None),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "open_tree_attr": (467, 467),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "query_module": (178, None),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "seccomp": (317, 277),
-    "semget": (64, 190),
-    "set_mempolicy": (238, 237),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "setxattrat": (463, 463),
-    "shmat": (30, 196),
-    "shmget": (29, 194),
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "statmount": (457, 457),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "sysfs": (139, None),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "uselib": (134, None),
-    "userfaultfd": (323, 282),
-    "ustat": (136, None),
-    "vhangup": (153, 58),
-}
+# name, number on x86_64, number on aarch64
+_TABLE = """
+_sysctl 156 - · acct 163 89 · add_key 248 217 · adjtimex 159 171 · bpf 321 280 · capset 126 91 · chroot 161 51
+clock_adjtime 305 266 · clock_settime 227 112 · clone 56 220 · clone3 435 435 · close_range 436 436
+create_module 174 - · delete_module 176 106 · execveat 322 281 · fanotify_init 300 262 · finit_module 313 273
+fsconfig 431 431 · fsmount 432 432 · fsopen 430 430 · fspick 433 433 · get_kernel_syms 177 - · get_mempolicy 239 236
+init_module 175 105 · io_uring_enter 426 426 · io_uring_register 427 427 · io_uring_setup 425 425 · ioctl 16 29
+ioperm 173 - · iopl 172 - · kcmp 312 272 · kexec_file_load 320 294 · kexec_load 246 104 · keyctl 250 219
+landlock_add_rule 445 445 · landlock_create_ruleset 444 444 · landlock_restrict_self 446 446 · listmount 458 458
+lookup_dcookie 212 18 · lsm_set_self_attr 460 460 · mbind 237 235 · memfd_create 319 279 · memfd_secret 447 447
+migrate_pages 256 238 · mknod 133 - · mknodat 259 33 · modify_ldt 154 - · mount 165 40 · mount_setattr 442 442
+move_mount 429 429 · move_pages 279 239 · mq_open 240 180 · msgget 68 186 · name_to_handle_at 303 264
+nfsservctl 180 42 · open_by_handle_at 304 265 · open_tree 428 428 · open_tree_attr 467 467 · perf_event_open 298 241
+personality 135 92 · pidfd_getfd 438 438 · pivot_root 155 41 · process_madvise 440 440 · process_mrelease 448 448
+process_vm_readv 310 270 · process_vm_writev 311 271 · ptrace 101 117 · query_module 178 - · quotactl 179 60
+quotactl_fd 443 443 · reboot 169 142 · request_key 249 218 · seccomp 317 277 · semget 64 190 · set_mempolicy 238 237
+setdomainname 171 162 · sethostname 170 161 · setns 308 268 · settimeofday 164 170 · setxattrat 463 463
+shmat 30 196 · shmget 29 194 · socket 41 198 · socketpair 53 199 · statmount 457 457 · swapoff 168 225
+swapon 167 224 · sysfs 139 - · syslog 103 116 · umount2 166 39 · unshare 272 97 · uselib 134 - · userfaultfd 323 282
+ustat 136 - · vhangup 153 58
+"""
+
+
+def _numbers() -> dict[str, tuple[int | None, int | None]]:
+    rows = (cell.split() for cell in _TABLE.replace("\n", " · ").split(" · ") if cell.strip())
+    return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
+
+
+NUMBERS = _numbers()
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x80
