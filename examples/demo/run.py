@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +85,6 @@ def guest() -> str:
     require(paths == ["notes/1.txt", "report.md"], f"the diff is {paths}")
     agentctl("commit", cwd=project)
     require((project / "report.md").read_text().startswith("# Report"), "the commit did not arrive")
-    agentctl("discard", "--yes", cwd=project, quiet=True)
     return "ran unmodified; 2 changes kept apart, then committed; 1 connection refused"
 
 
@@ -132,9 +132,26 @@ def resident() -> int:
     agent = subprocess.Popen(command, cwd=project, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: agent.send_signal(signal.SIGTERM))
-    agent.wait()
+    with foreground():
+        agent.wait()
     print("\nstopped; nothing is left running")
     return 0
+
+
+@contextmanager
+def foreground() -> Iterator[None]:
+    """Take the terminal for ourselves: a Ctrl-C then reaches us and not `make`, which would call it an error."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or giving the terminal back would stop us
+    before = os.tcgetpgrp(0)
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    try:
+        yield
+    finally:
+        os.tcsetpgrp(0, before)
 
 
 def agentctl(*words: str, cwd: Path, quiet: bool = False) -> "subprocess.CompletedProcess[str]":

@@ -71,7 +71,7 @@ def order(
         net=tuple(parse_grant(text) for text in net),
         env=guest.parse_env(env, here.env),
         limits=replace(GUEST_LIMITS, wall_s=wall),
-        min_level=_level(min_isolation or here.env.get("AGENT_OS_MIN_ISOLATION") or DEFAULT_LEVEL),
+        min_level=minimum_level(min_isolation),
     )
 
 
@@ -86,11 +86,13 @@ def _workspace(text: str | None, here: process.Host) -> tuple[process.Mode, Path
     return mode, check_source(path, state=here.state, home=here.home)
 
 
-def _level(text: str) -> process.Level:
+def minimum_level(text: str | None = None) -> process.Level:
+    """The level below which nothing starts: the flag, else `$AGENT_OS_MIN_ISOLATION`, else S2."""
+    wanted = text or os.environ.get("AGENT_OS_MIN_ISOLATION") or DEFAULT_LEVEL
     for level in LEVELS:
-        if level == text.upper():
+        if level == wanted.upper():
             return level
-    raise EINVAL("isolation.unknown", f"{text!r} is no isolation level", hint=f"one of {', '.join(LEVELS)}")
+    raise EINVAL("isolation.unknown", f"{wanted!r} is no isolation level", hint=f"one of {', '.join(LEVELS)}")
 
 
 @asynccontextmanager

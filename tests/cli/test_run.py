@@ -311,7 +311,7 @@ def test_without_changes_no_workspace_is_left(machine: Machine, flags: list[str]
 
 
 def test_commit_writes_ordinary_changes_and_withholds_what_tools_obey(machine: Machine) -> None:
-    script = "echo code >code.py; mkdir -p .github/workflows; echo x >.github/workflows/ci.yml; echo x >Makefile; echo x >.envrc"
+    script = "echo code >code.py; mkdir -p .github/workflows; for f in .github/workflows/ci.yml Makefile .envrc; do echo >$f; done"
     ran = machine.run("sh", "-c", script, flags=["--commit"])
     assert ran.code == 0
     assert (machine.project / "code.py").read_text() == "code\n"
@@ -543,7 +543,7 @@ def started(machine: Machine, command: str = "echo x >file; echo ready; sleep 10
 
 
 def launchers(others: set[int]) -> list[int]:
-    """Starter, holder, launcher, oldest first; the agent's own pid 1 is a fork of the launcher with its command line."""
+    """Starter, holder, launcher, oldest first; then the agent's pid 1, a fork that kept the command line."""
     return [pid for pid, text in leftovers.processes().items() if pid not in others and "sandbox.launcher" in text]
 
 

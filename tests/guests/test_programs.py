@@ -97,10 +97,10 @@ def test_python_of_a_pyenv_by_its_version_shows_that_version_alone(machine: Mach
     root = pyenv_root()
     version = pyenv_version(root)
     others = [path for path in (root / "versions").iterdir() if path != version]
-    look = f"print([p for p in {[str(p) for p in others]!r} if os.path.exists(p)], sys.prefix, ssl.OPENSSL_VERSION_NUMBER > 0)"
+    look = f"print([p for p in {[str(p) for p in others]!r} if os.path.exists(p)], sys.prefix)"
     script = f"{PEEK_PY}{WRITES}import sys, ssl, sqlite3, ctypes; {look}"
     ran = machine.run(version / "bin" / "python3", "-c", script, HOME=str(Path.home()))
-    assert (ran.code, ran.lines) == (0, [f"[] {version} True"]), ran.err
+    assert (ran.code, ran.lines) == (0, [f"[] {version}"]), ran.err
     assert ran.seen <= holding(machine, root)
     assert ran.changes == {"written.txt": "add"}
 
@@ -209,7 +209,10 @@ def test_uv_named_as_the_command_runs(machine: Machine) -> None:
 def test_node_runs_a_script_and_its_compiler_works(machine: Machine) -> None:
     """Without the right to make code at run time V8 has no WebAssembly at all."""
     need("node")
-    add = "new Uint8Array([0,97,115,109,1,0,0,0,1,7,1,96,2,127,127,1,127,3,2,1,0,7,5,1,1,97,0,0,10,9,1,7,0,32,0,32,1,106,11])"
+    code = (
+        b"\0asm\1\0\0\0\1\7\1\x60\2\x7f\x7f\1\x7f\3\2\1\0\7\5\1\1a\0\0\n\t\1\7\0\x20\0\x20\1\x6a\x0b"  # (a, b) => a + b
+    )
+    add = f"new Uint8Array({list(code)})"
     (machine.project / "main.js").write_text(
         f"{PEEK_JS}\nconst add = new WebAssembly.Instance(new WebAssembly.Module({add})).exports.a;\n"
         "let sum = 0; for (let i = 0; i < 3e6; i++) sum = add(sum, i % 7);\n"
@@ -272,7 +275,7 @@ def test_git_clones_a_repository_that_is_mounted_read_only(machine: Machine) -> 
     before = tree(upstream)
     script = (
         f"{PEEK_SH}set -e; git clone -q {upstream} clone; cd clone; echo second >>README; git commit -qam second;"
-        " git log --format=%s; touch ../../upstream/new 2>/dev/null && echo WROTE; git push -q 2>/dev/null && echo PUSHED; true"
+        f" git log --format=%s; exec 2>/dev/null; touch {upstream}/new && echo WROTE; git push -q && echo PUSHED; true"
     )
     ran = machine.run("bash", "-c", script, flags=["--mount", upstream])
     assert (ran.code, ran.lines) == (0, ["second", "first"]), ran.err
@@ -443,7 +446,11 @@ def service() -> Generator[http.server.ThreadingHTTPServer]:
 BY_PROXY = ["--env", "NO_PROXY=", "--env", "no_proxy="]
 CALLS = {
     "curl": "curl -sS -w '%{http_code}' -o body URL; echo; cat body; rm body",
-    "urllib": "/usr/bin/python3 -c 'from urllib.request import urlopen; r = urlopen(\"URL\"); print(r.status); print(r.read().decode())'",
+    "urllib": """/usr/bin/python3 -c '
+from urllib.request import urlopen
+answer = urlopen("URL")
+print(answer.status)
+print(answer.read().decode())'""",
 }
 
 
@@ -483,7 +490,8 @@ def test_without_the_flag_it_is_refused_and_told_once_with_the_flag_that_allows_
 def test_past_the_proxy_the_hosts_loopback_is_not_there(machine: Machine, service, granted: bool) -> None:
     need("curl")
     port = service.server_address[1]
-    script = f"{PEEK_SH}for host in 127.0.0.1 [::1] 0.0.0.0; do curl -s --noproxy '*' http://$host:{port}/direct; echo $?; done"
+    call = f"curl -s --noproxy '*' http://$host:{port}/direct"
+    script = f"{PEEK_SH}for host in 127.0.0.1 [::1] 0.0.0.0; do {call}; echo $?; done"
     ran = machine.run("bash", "-c", script, flags=["--net", f"127.0.0.1:{port - 1}"] if granted else [])
     assert ran.lines == ["7", "7", "7"], ran.err  # curl: could not connect
     assert service.asked == []

@@ -588,3 +588,20 @@ def test_copy_mode_knows_a_file_the_host_added_meanwhile(workspaces: Workspaces,
     assert workspace.diff() == []
     (workspace.upper / "gone").unlink()
     assert kinds(workspace.diff()) == {"gone": "delete"}
+
+
+def test_an_old_empty_workspace_that_nobody_holds_is_swept(tmp_path: Path) -> None:
+    """A killed kernel leaves one behind; the next run removes it, but never one that is new, held or has changes."""
+    project = tmp_path / "project"
+    project.mkdir()
+    kept = Workspaces(tmp_path / "state")
+    made = {name: kept.create(project, name=name, mode="overlay", agent_uid=None) for name in ("old", "held", "full")}
+    (made["full"].upper / "file").write_text("work")
+    for workspace in made.values():
+        meta = json.loads((workspace.path / "meta.json").read_text())
+        meta["created"] -= 3600 * 10**9
+        (workspace.path / "meta.json").write_text(json.dumps(meta))
+    with made["held"].hold():
+        kept.create(project, name="new", mode="overlay", agent_uid=None)
+        kept.create(project, name="next", mode="overlay", agent_uid=None)
+    assert sorted(workspace.name for workspace in kept.list()) == ["full", "held", "new", "next"]

@@ -1,7 +1,6 @@
 """`agentctl doctor`: what this machine can isolate, found out by doing it."""
 
 import asyncio
-import os
 
 import click
 
@@ -19,8 +18,8 @@ def doctor(as_json: bool) -> int:
     """
     from agent_os import daemon
 
+    minimum = daemon.minimum_level()
     level, checks = asyncio.run(daemon.examine())
-    minimum = os.environ.get("AGENT_OS_MIN_ISOLATION", daemon.DEFAULT_LEVEL)
     good = level >= minimum and all(check.status != "fail" for check in checks)
     if as_json:
         print_json({"level": level, "minimum": minimum, "ok": good, "checks": [vars(check) for check in checks]})

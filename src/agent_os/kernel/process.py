@@ -71,6 +71,7 @@ class Outcome:
     level: str
     seconds: float
     refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...]  # what the guest may have missed, and how to give it
     workspace: Workspace | None
     changes: tuple[Change, ...]
 
@@ -78,10 +79,9 @@ class Outcome:
 class Guest:
     """A running guest. `finish` waits for its end and gives everything back."""
 
-    def __init__(
-        self, name: str, order: Order, records: Records, process: Process, workspace: Workspace | None
-    ) -> None:
-        self.name, self.order, self.process, self.workspace = name, order, process, workspace
+    def __init__(self, plan: "Plan", order: Order, records: Records, process: Process, work: Workspace | None) -> None:
+        self.name, self.order, self.process, self.workspace = plan.spec.spawn_id, order, process, work
+        self._notes = plan.notes
         self._records = records
         self._refused: Counter[tuple[str, str | None]] = Counter()
         self._ending: Ending = "exited"
@@ -124,6 +124,7 @@ class Guest:
             level=self.process.ready.level,
             seconds=seconds,
             refusals=tuple(Refusal(what, times, allow) for (what, allow), times in self._refused.items()),
+            notes=self._notes,
             workspace=self.workspace,
             changes=tuple(self.workspace.diff()) if self.workspace else (),
         )
@@ -156,7 +157,8 @@ class Guest:
 async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, records: Records) -> Guest:
     """Start a guest, or raise with nothing left over. Overlay where this host can, else a copy of the project."""
     name = new_name(title(order.argv))
-    spec, paths = plan(order, name, host)
+    planned = plan(order, name, host)
+    spec, paths = planned.spec, planned.paths
     about = {"argv": spec.argv, "workspace": asdict(spec.workspace), "net": [str(grant) for grant in order.net]}
     records.before(name, "spawn", **about, binds=[bind.dst for bind in spec.binds], masks=spec.masks)
     try:
@@ -174,7 +176,7 @@ async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, 
         raise error from problem
     facts = asdict(process.ready) | {"limits": asdict(spec.limits), "enforced_by": limits.enforcers(spec.limits)}
     records.after(name, "spawned", **facts)
-    return Guest(name, order, records, process, workspace)
+    return Guest(planned, order, records, process, workspace)
 
 
 def loopback_doors(grants: Sequence[Grant]) -> list[tuple[Address, int]]:
@@ -192,8 +194,16 @@ def title(argv: Sequence[str]) -> str:
     return words[0] if words else ""
 
 
-def plan(order: Order, name: str, host: Host) -> tuple[SpawnSpec, dict[str, Path]]:
-    """What the guest will see, decided before anything is made: the spec, and the host paths behind its descriptors."""
+@dataclass(frozen=True)
+class Plan:
+    """What a guest will see, decided before anything is made."""
+
+    spec: SpawnSpec
+    paths: dict[str, Path]  # the host paths behind its descriptors
+    notes: tuple[str, ...]
+
+
+def plan(order: Order, name: str, host: Host) -> Plan:
     at = str(order.project) if order.project else "/work"
     own_place = [Path(mount.at) for mount in order.mounts if str(mount.source) == mount.at]
     program = guest.resolve(
@@ -230,7 +240,7 @@ def plan(order: Order, name: str, host: Host) -> tuple[SpawnSpec, dict[str, Path
         exec_memfd=True,  # JIT compilers of real programs need it
         min_level=order.min_level,
     )
-    return spec, paths
+    return Plan(spec, paths, program.notes)
 
 
 async def _spawn(

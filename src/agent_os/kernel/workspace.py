@@ -30,6 +30,7 @@ MODES = ("overlay", "copy", "bind", "tmpfs")
 _KEPT = ("overlay", "copy")  # modes that leave something to decide about
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _FICLONE = 0x40049409
+_ABANDONED_NS = 60 * 10**9  # a workspace this old is held by its agent, or by nobody
 _CLOCK_REALTIME_COARSE = 5  # the clock that stamps files; not named by the standard library
 
 
@@ -96,10 +97,14 @@ class Workspaces:
         return self.open(name)
 
     def _sweep(self, root: int) -> None:
-        """Remove what a crash left half-made or half-removed."""
+        """Remove what a crash left half-made, half-removed, or without anything in it to decide about."""
         for left in os.listdir(root):
             if left.startswith(".gone-") or (left.startswith(".new-") and not _locked(root, left)):
                 beneath.remove_tree(root, left)
+        for workspace in self.list():
+            if time.time_ns() - workspace.meta.created > _ABANDONED_NS and workspace.is_empty and not workspace.running:
+                with suppress(EBUSY, ENOENT):
+                    workspace.discard()
 
     def open(self, name: str) -> "Workspace":
         path = self.root / name
@@ -169,6 +174,11 @@ class Workspace:
                     hint="wait for its end, or stop it",
                 ) from None
             yield
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was ever written to it. Says nothing of a copy, which starts out full."""
+        return self.meta.mode == "overlay" and not any(self.upper.iterdir())
 
     @property
     def running(self) -> bool:
