@@ -99,7 +99,7 @@ def minimum_level(text: str | None = None) -> process.Level:
 async def running(wanted: process.Order, streams: process.Streams) -> AsyncIterator[process.Guest]:
     """A started guest. Leaving the block ends the launcher, and with it whatever is still alive."""
     here = host()
-    records = _records(here)
+    records = Records(here.state / "record.jsonl")
     try:
         try:
             launcher = await Launcher.start()
@@ -113,14 +113,6 @@ async def running(wanted: process.Order, streams: process.Streams) -> AsyncItera
             await launcher.close()
     finally:
         records.close()
-
-
-def _records(here: process.Host) -> Records:
-    try:
-        return Records(here.state / "record.jsonl")
-    except OSError as problem:
-        reason = f"the record in {here.state} cannot be written: {problem.strerror}; nothing runs unrecorded"
-        raise EACCES("state.unwritable", reason, hint=_ELSEWHERE) from problem
 
 
 async def examine() -> tuple[str, list[probe.Check]]:

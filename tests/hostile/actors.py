@@ -72,6 +72,18 @@ def protected() -> None:
     ready()
 
 
+def slip() -> None:
+    """A directory in place of the project's link to the outside, and files that must not arrive as they are."""
+    os.unlink("out")
+    os.mkdir("out")
+    write("out/evil")
+    os.symlink("/etc/passwd", "outward")
+    os.symlink("../../../../etc", "upward")
+    write("program")
+    os.chmod("program", 0o6755)
+    ready()
+
+
 def special() -> None:
     os.mkfifo("fifo")
     write("ordinary.txt")
@@ -132,7 +144,7 @@ def deaf() -> None:
         time.sleep(1)
 
 
-ACTS = {act.__name__: act for act in (links, swap, protected, special, names, show, storm, daemon, deaf)}
+ACTS = {act.__name__: act for act in (links, swap, protected, slip, special, names, show, storm, daemon, deaf)}
 
 if __name__ == "__main__":
     ACTS[sys.argv[1]](*sys.argv[2:])

@@ -57,7 +57,7 @@ class Attempt:
     group: str
     detect: str  # C, H or R
     layers: dict[str, int]  # each of which stops it alone; the number is the first Landlock ABI that does
-    control: str  # where it must succeed: plain, box, or "n/a: reason"
+    control: str  # where it must succeed: plain or box; "n/a: reason"; "recorded: reason" is not promised, not judged
     take: Callable[[Targets], object]
     fine: frozenset[int]  # errors of refusal beyond the usual
 
@@ -298,6 +298,15 @@ def masked(t: Targets) -> object:
             by_descriptor,
         ]
     return gather(takes)
+
+
+@attempt("111", "a lease on a file of a read-only mount, which stalls the host's writers", FILES, "R", "seccomp")
+def lease(t: Targets) -> object:
+    with open(t["ro_file"]) as file:
+        fcntl.fcntl(file, 1024, fcntl.F_RDLCK)  # F_SETLEASE
+        if fcntl.fcntl(file, 1025) != fcntl.F_RDLCK:
+            raise Refused("no lease")
+        return "whoever opens it for writing now waits for us"
 
 
 # ------------------------------------------------------------------------------------------------------------ proc, sys
@@ -1091,6 +1100,28 @@ def redirect(t: Targets) -> object:
     return _get(t, found[1].decode()) if found else answer.replace(b"SECRET", b"no redirect: ")
 
 
+@attempt("77b", "a Host header for another host than the one asked for", NETWORK, "C", "egress")
+def other_host_header(t: Targets) -> object:
+    text = "GET http://granted.test/ HTTP/1.1\r\nHost: other.test\r\nConnection: close\r\n\r\n"
+    return through_proxy(t, text.encode())
+
+
+@attempt("77c", "a second request on the same connection, for a denied host", NETWORK, "C", "egress")
+def pipelined(t: Targets) -> object:
+    one = "GET http://www.granted.test/ HTTP/1.1\r\nHost: www.granted.test\r\n\r\n"
+    two = "GET http://denied.test/ HTTP/1.1\r\nHost: denied.test\r\nConnection: close\r\n\r\n"
+    return through_proxy(t, (one + two).encode())
+
+
+@attempt("77d", "a request hidden in the body of another", NETWORK, "C", "egress")
+def smuggled(t: Targets) -> object:
+    hidden = b"GET http://denied.test/ HTTP/1.1\r\nHost: denied.test\r\n\r\n"
+    head = b"POST http://www.granted.test/ HTTP/1.1\r\nHost: www.granted.test\r\n"
+    both = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(hidden))
+    odd = b"Transfer-Encoding : chunked\r\nContent-Length: 0\r\n\r\n"
+    return gather([lambda body=body: through_proxy(t, head + body + hidden) for body in (both, odd)])
+
+
 @attempt("110", "the host's loopback through the proxy", NETWORK, "C", "egress")
 def proxy_loopback(t: Targets) -> object:
     hosts = ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "127.1", "0x7f000001", "[::ffff:127.0.0.1]", "[::]"]
@@ -1152,6 +1183,41 @@ def random_stream(t: Targets) -> object:
 )
 def descriptor_flood(t: Targets) -> object:
     raise NotHere("the kernel reads no agent socket yet")
+
+
+@attempt("65", "a program of the workspace by ld.so", LEAKS, "R", "", "recorded: a loader or interpreter runs anything")
+def by_loader(t: Targets) -> object:
+    path = f"{t['work']}/program{os.getpid()}"
+    with open(path, "wb") as file:
+        file.write(read("/bin/true", 1 << 24))
+    loader = next(
+        f"{top}/{name}" for top in ("/lib64", "/lib") for name in sorted(os.listdir(top)) if name[:3] == "ld-"
+    )
+    try:
+        return f"exit code {subprocess.run([loader, path]).returncode}"
+    finally:
+        os.unlink(path)
+
+
+@attempt("85", "the host's load average", LEAKS, "R", "", "recorded: timing channels are not promised")
+def load_average(t: Targets) -> object:
+    return f"{os.getloadavg()}"
+
+
+@attempt("85b", "names of programs that others start, by inotify on /usr", LEAKS, "R", "", "recorded: shared inodes")
+def watch_programs(t: Targets) -> object:
+    fd = _libc.inotify_init()
+    if _libc.inotify_add_watch(fd, b"/usr/bin", 0x21) < 0:
+        raise OSError(ctypes.get_errno(), "inotify_add_watch")
+    return "a watch on /usr/bin"
+
+
+@attempt("80b", "host paths of mount sources in mountinfo", LEAKS, "R", "", "recorded: Linux shows them")
+def mount_sources(t: Targets) -> object:
+    roots = {line.split()[3] for line in read("/proc/self/mountinfo").decode().splitlines()}
+    if len(roots) < 2:
+        raise Refused("only /")
+    return " ".join(sorted(roots))[:160]
 
 
 # ------------------------------------------------------------------------------------------------------------ resources

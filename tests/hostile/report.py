@@ -16,7 +16,7 @@ LEVEL: dict[str, str] = {}
 OWN: list[tuple[str, str, str, str]] = []  # number, name, control, outcome: attempts with a half in the kernel
 DIFFERENCES: list[str] = []
 
-_SIGN = {"refused": "held", "succeeded": "REACHED", "n/a": "n/a", "broken": "BROKEN"}
+_SIGN = {"refused": "held", "succeeded": "REACHED", "n/a": "n/a", "recorded": "recorded", "broken": "BROKEN"}
 
 
 def counted(results: Results) -> list[str]:
@@ -36,7 +36,7 @@ def lines() -> list[str]:
     out.append(
         f"{'no.':<5} {'attempt':<62} {'control':<8} " + " ".join(f"{kind:<11}" for kind in kinds) + " stopped by"
     )
-    for one in sorted(ATTEMPTS.values(), key=lambda one: (int(one.id.rstrip("b")), one.id)):
+    for one in sorted(ATTEMPTS.values(), key=lambda one: (int(one.id.rstrip("bcd")), one.id)):
         control = {"succeeded": "works"}.get(_control(one.id), _control(one.id))
         cells = " ".join(f"{_cell(one.id, KIND[kind]):<11}" for kind in kinds)
         out.append(f"{one.id:<5} {one.name[:62]:<62} {control:<8} {cells} {', '.join(one.layers)}")
@@ -47,7 +47,8 @@ def lines() -> list[str]:
         held = [id for id, result in results.items() if result.outcome == "refused"]
         out.append(f"{layer:<14} {f'{len(held)}/{len(results)}':>8}  {' '.join(results)}")
     out.append("")
-    out += [f"n/a {id:<4} {result.detail}" for id, result in CONTROL.items() if result.outcome == "n/a"]
+    for word in ("n/a", "recorded"):
+        out += [f"{word:<8} {id:<4} {result.detail}" for id, result in CONTROL.items() if result.outcome == word]
     for kind in kinds:
         totals = [result.outcome for result in KIND[kind].values()]
         out.append(

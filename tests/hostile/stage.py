@@ -188,17 +188,25 @@ def handles_of(*paths: str) -> list[str]:
         return []  # a file system without handles
 
 
+ALLOWED_PLACES = ("8.8.8.8:80", "8.8.8.8:443")  # what granted names resolve to; never really dialled
+
+
+def _page(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
 class FarSide:
     """Stands for the internet: whatever address is dialled, this loopback service answers, and notes it.
 
-    It gives the secret to everybody but `granted.test`, which it redirects to a denied host, and to TLS only where the
-    name in the hello is `other.test`: so the secret comes back exactly if something forbidden was reached.
+    It gives the secret to whoever dialled a forbidden address or named a denied host, in TLS or in HTTP; `granted.test`
+    redirects to a denied host. So the secret comes back exactly if something forbidden was reached.
     """
 
     def __init__(self, secret: str) -> None:
         self.secret = secret.encode()
         self.resolved: list[str] = []
         self.dialled: list[str] = []
+        self._places: dict[int, str] = {}  # local port of the dialler → what it believes to have dialled
         self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.address: tuple[str, int] = self._server.getsockname()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -216,34 +224,45 @@ class FarSide:
             connection.settimeout(1)
             try:
                 asked = connection.recv(4096)
-                connection.sendall(self._reply(asked))
+                place = self._places.get(connection.getpeername()[1], "")
+                connection.sendall(self._reply(asked, place))
             except OSError:
                 return
 
-    def _reply(self, asked: bytes) -> bytes:
+    def _reply(self, asked: bytes, place: str) -> bytes:
         if asked[:1] == b"\x16":
             return self.secret if b"other.test" in asked else b"hello"
-        if b"//granted.test/" in asked or b"ost: granted.test\r" in asked:
+        if b"denied.test" in asked or b"other.test" in asked:
+            return _page(self.secret)
+        if b"ost: granted.test\r" in asked:
             return (
                 b"HTTP/1.1 302 Found\r\nLocation: http://denied.test/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             )
-        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(self.secret)
-        return head + self.secret
+        return _page(b"ordinary" if place in ALLOWED_PLACES else self.secret)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         self.resolved.append(host)
-        table = {"metadata": "169.254.169.254", "mapped": "::ffff:169.254.169.254", "loopback": "127.0.0.1"}
-        return [table.get(host.partition(".")[0], "8.8.8.8")]
+        first = "127.0.0.1" if self.resolved.count(host) % 2 == 0 else "8.8.8.8"
+        table = {
+            "metadata": ["169.254.169.254"],
+            "mapped": ["::ffff:169.254.169.254"],
+            "loopback": ["127.0.0.1"],
+            "rebind": [first],  # another answer each time
+            "both": ["8.8.8.8", "127.0.0.1"],
+        }
+        return table.get(host.partition(".")[0], ["8.8.8.8"])
 
     async def dial(self, address: object, port: int, seconds: float) -> socket.socket:
         self.dialled.append(f"{address}:{port}")
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock.bind(("127.0.0.1", 0))
+        self._places[sock.getsockname()[1]] = self.dialled[-1]
         await asyncio.get_running_loop().sock_connect(sock, self.address)
         return sock
 
     @property
     def forbidden(self) -> list[str]:
-        return [place for place in self.dialled if place not in ("8.8.8.8:80", "8.8.8.8:443")]
+        return [place for place in self.dialled if place not in ALLOWED_PLACES]
 
     def close(self) -> None:
         self._server.close()

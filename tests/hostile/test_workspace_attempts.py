@@ -6,6 +6,7 @@ Each has its control in the same test: the naive way of doing it does fall into 
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -69,6 +70,8 @@ def _kept(scene: Scene, *words: str) -> Iterator[Workspace]:
     stage, lease = scene
     project = stage.base / "kept"
     project.mkdir()
+    (stage.base / "outside").mkdir()
+    (project / "out").symlink_to(stage.base / "outside")
     workspaces = Workspaces(stage.base / "state")
     kept = workspaces.create(project, name="kept", mode="overlay", agent_uid=lease.host_uid if root_mode() else None)
 
@@ -169,6 +172,23 @@ def test_10_protected_files_are_not_committed_without_a_person(scene: Scene) -> 
         kept.commit(allow_protected=True)
         assert [path for path in PROTECTED if not (kept.project / path).exists()] == []  # the control
     _note("10", f"{len(PROTECTED)} protected files committed without a person")
+
+
+def test_11_a_commit_does_not_slip_out_of_the_project(scene: Scene) -> None:
+    outside = scene[0].base / "outside"
+    with _kept(scene, "slip") as kept:
+        kept.commit(allow_protected=True)
+        assert list(outside.iterdir()) == []
+        assert not (kept.project / "outward").is_symlink()
+        assert not (kept.project / "upward").is_symlink()
+        assert (kept.project / "program").stat().st_mode & 0o6000 == 0
+        # the control: copying file by file over the project does write through the link
+        naive = scene[0].base / "naive"
+        naive.mkdir()
+        (naive / "out").symlink_to(outside)
+        shutil.copytree(kept.upper, naive, dirs_exist_ok=True, symlinks=True)
+        assert [path.name for path in outside.iterdir()] == ["evil"]
+    _note("11", "a commit that writes through a link of the project")
 
 
 def test_12_a_fifo_does_not_stop_the_kernel(scene: Scene) -> None:

@@ -1,6 +1,7 @@
 """The proxy on real loopback sockets: real clients, real servers, real TLS. Only names are mapped by hand."""
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import socket
@@ -8,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -921,3 +923,50 @@ def test_whatever_bytes_an_agent_sends_the_next_request_is_answered(noises: list
         assert problems == []
 
     asyncio.run(scenario())
+
+
+# -------------------------------------------------------------------------------------------------------------- doors
+
+
+async def through_a_door(*grants: str) -> tuple[bytes, list[Connection], int]:
+    """What a client gets from a listener that stands for one endpoint, with these grants for that endpoint's port."""
+
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read()).upper())
+        await writer.drain()
+        writer.close()
+
+    async with server(shout) as far:
+        texts = [grant.replace("PORT", str(far.port)) for grant in grants]
+        async with proxy(*texts) as near:
+            listener = socket.create_server(("127.0.0.1", 0))
+            place = listener.getsockname()
+            serving = asyncio.create_task(near.egress.serve(listener, (ip_address("127.0.0.1"), far.port)))
+            reader, writer = await asyncio.open_connection(*place)
+            heard = b""
+            with contextlib.suppress(OSError):  # a door that is shut hangs up
+                writer.write(b"plain bytes, no proxy protocol")
+                writer.write_eof()
+                heard = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            await near.last()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            return heard, near.records, far.connections
+
+
+def test_a_door_carries_bytes_to_its_endpoint_and_records_them() -> None:
+    heard, records, connections = asyncio.run(through_a_door("127.0.0.1:PORT"))
+    assert heard == b"PLAIN BYTES, NO PROXY PROTOCOL"
+    assert connections == 1
+    assert [(one.protocol, one.done, one.verdict) for one in records] == [
+        ("forward", False, "allow"),
+        ("forward", True, "allow"),
+    ]
+    assert (records[-1].bytes_up, records[-1].bytes_down) == (30, 30)
+
+
+def test_a_door_without_its_grant_stays_shut() -> None:
+    heard, records, connections = asyncio.run(through_a_door("example.com"))
+    assert (heard, connections) == (b"", 0)
+    assert [(one.done, one.verdict, one.code) for one in records] == [(True, "deny", "net.address")]

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from agent_os.abi.errors import EACCES, ENOSPC
 from agent_os.kernel.records import Records
 
 
@@ -21,3 +24,16 @@ def test_entries_are_appended_one_a_line(tmp_path: Path) -> None:
 def test_the_record_is_its_owners_alone(tmp_path: Path) -> None:
     Records(tmp_path / "record.jsonl").close()
     assert (tmp_path / "record.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_that_cannot_be_opened_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(EACCES, match="nothing runs unrecorded") as caught:
+        Records(tmp_path)
+    assert "AGENT_OS_HOME" in caught.value.hint
+
+
+def test_a_full_disk_is_explained() -> None:
+    records = Records(Path("/dev/full"))
+    with pytest.raises(ENOSPC, match="No space left"):
+        records.before("a", "spawn")
+    records.close()

@@ -118,6 +118,8 @@ def enter_namespaces(child: Child) -> None:
 
 def mount_view(child: Child) -> None:
     """C5. Workspace, binds, masks, /tmp, /dev/shm, proc. Needs the launcher's rights."""
+    if child.spec.workspace.mode == "overlay" and "overlay" in child.setup.without:
+        raise OSError(errno.ENODEV, "no overlay file system")
     uid = child.spec.uid if child.setup.root_mode else 0
     sources = root.Sources(child.fds, child.setup.root_mode, child.setup.prefixes, uid)
     child.workspace = root.assemble(child.spec, sources)

@@ -1,0 +1,182 @@
+"""What a guest will see is decided before anything is made; how it ended is said in the operator's words."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_os.abi.errors import EACCES, EINVAL, EISOLATION
+from agent_os.kernel import process
+from agent_os.kernel.egress import parse_grant
+from agent_os.kernel.guest import parse_mount
+from agent_os.kernel.process import Host, Order
+from agent_os.kernel.records import Records
+from agent_os.sandbox.spawner import Launcher, SandboxError
+from agent_os.sandbox.spec import GUEST_LIMITS
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    state, home = tmp_path / "state", tmp_path / "home"
+    state.mkdir()
+    home.mkdir()
+    return Host(state, home, {"PATH": "/usr/bin:/bin", "AWS_SECRET_ACCESS_KEY": "SECRET"})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    path = tmp_path / "home" / "project"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("python3", "agent.py", "--x"), "agent.py"),
+        (("python3", "-u", "agent.py"), "agent.py"),
+        (("node", "/srv/app/index.js"), "/srv/app/index.js"),
+        (("python3", "-c", "pass"), "python3"),
+        (("python3", "-m", "http.server"), "python3"),
+        (("/usr/bin/make", "all"), "/usr/bin/make"),
+        (("bash",), "bash"),
+    ],
+)
+def test_a_run_is_called_after_what_it_runs(argv: tuple[str, ...], name: str) -> None:
+    assert process.title(argv) == name
+
+
+def test_the_hosts_environment_does_not_pass(host: Host, project: Path) -> None:
+    spec = process.plan(Order(("sh",), project, project), "x", host).spec
+    assert "SECRET" not in str(spec)
+    assert spec.env["HOME"] == "/home/agent"
+
+
+def test_a_guest_works_where_the_operator_stands(host: Host, project: Path) -> None:
+    (project / "deep").mkdir()
+    spec = process.plan(Order(("sh",), project / "deep", project), "x", host).spec
+    assert (spec.workspace.at, spec.cwd) == (str(project), str(project / "deep"))
+
+
+def test_credentials_inside_a_mount_are_masked(host: Host, project: Path) -> None:
+    (host.home / ".ssh").mkdir()
+    mount = parse_mount(f"{host.home}:/all", cwd=project)
+    spec = process.plan(Order(("sh",), project, project, mounts=(mount,)), "x", host).spec
+    assert "/all/.ssh" in spec.masks
+
+
+def test_the_home_itself_cannot_be_mounted(host: Host, project: Path) -> None:
+    with pytest.raises(EINVAL) as caught:
+        process.check_mount(parse_mount(str(host.home), cwd=project), host)
+    assert caught.value.code == "workspace.refused"
+
+
+def test_a_single_file_can_be_mounted(host: Host, project: Path) -> None:
+    (host.home / "notes.txt").write_text("x")
+    mount = process.check_mount(parse_mount(str(host.home / "notes.txt"), cwd=project), host)
+    assert mount.source.name == "notes.txt"
+
+
+def test_only_loopback_endpoints_get_a_door() -> None:
+    texts = ("example.com", "127.0.0.1:8080", "localhost:9090", "10.0.0.0/8", "127.0.0.1:3128", "127.0.0.1:8080")
+    assert [port for _, port in process.loopback_doors([parse_grant(text) for text in texts])] == [8080, 9090]
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "code", "words"),
+    [
+        (SandboxError("setup", "No such file", "exec", 2), EACCES, "command.exec", "could not be executed"),
+        (SandboxError("setup", "EPERM", "L3", 1), EISOLATION, "level", "no user namespace"),
+        (SandboxError("level", "this host reaches S1", "C16", 1), EISOLATION, "level", "reaches S1"),
+        (SandboxError("setup", "failpoint", "C5", 5), EISOLATION, "setup", "step C5"),
+        (SandboxError("launcher", "gone"), EISOLATION, "launcher", "gone"),
+        (SandboxError("idmap", "EINVAL", "trees", 22), EACCES, "workspace.unreadable", "cannot lend"),
+    ],
+)
+def test_a_failure_is_explained(problem: SandboxError, kind: type, code: str, words: str) -> None:
+    error = process.explain(problem, Order(("x",), Path("/"), Path("/p")))
+    assert type(error) is kind
+    assert error.code == code
+    assert words in error.reason
+    assert error.hint
+
+
+def test_disk_use_counts_blocks_and_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "file").write_bytes(bytes(100_000))
+    (tmp_path / "in" / "sparse").touch()
+    os.truncate(tmp_path / "in" / "sparse", 1 << 30)
+    (tmp_path / "out").write_bytes(bytes(1_000_000))
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
+    assert 100_000 <= process.disk_used(tmp_path / "in") < 200_000
+
+
+async def run(order: Order, host: Host, **simulate: object) -> process.Outcome:
+    records = Records(host.state / "record.jsonl")
+    launcher = await Launcher.start(**simulate)  # type: ignore[arg-type]
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        guest = await process.start(order, (null, null, null), host, launcher, records)
+        return await guest.finish()
+    finally:
+        os.close(null)
+        await launcher.close()
+        records.close()
+
+
+@pytest.mark.integration
+def test_a_guest_that_fills_its_disk_is_stopped(host: Host, project: Path) -> None:
+    fill = "i=0; while :; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); done"
+    order = Order(("/bin/sh", "-c", fill), project, project, limits=replace(GUEST_LIMITS, disk_mb=5))
+    outcome = asyncio.run(run(order, host))
+    assert (outcome.ending, outcome.code) == ("disk", 137)
+
+
+@pytest.mark.integration
+def test_without_an_overlay_the_project_is_copied(host: Host, project: Path) -> None:
+    """Same commands, same promise."""
+    (project / "old").write_text("old")
+    order = Order(("/bin/sh", "-c", "echo new > old; echo made > made; ls"), project, project)
+    outcome = asyncio.run(run(order, host, without=("overlay",)))
+    assert outcome.workspace
+    assert outcome.workspace.meta.mode == "copy"
+    assert (project / "old").read_text() == "old"
+    assert sorted(change.path for change in outcome.changes) == ["made", "old"]
+    report = outcome.workspace.commit()
+    assert report.complete
+    assert (project / "old").read_text() == "new\n"
+
+
+@pytest.mark.integration
+def test_every_run_is_recorded_before_and_after(host: Host, project: Path) -> None:
+    asyncio.run(run(Order(("/bin/sh", "-c", "exit 3"), project, project), host))
+    events = [
+        line.split('"event": "')[1].split('"')[0] for line in (host.state / "record.jsonl").read_text().splitlines()
+    ]
+    assert events == ["spawn", "spawned", "exit"]
+
+
+@pytest.mark.integration
+def test_a_cancelled_run_leaves_nothing(host: Host, project: Path) -> None:
+    async def body() -> None:
+        running = asyncio.create_task(run(Order(("/bin/sleep", "602.5"), project, project), host))
+        while b"602.5" not in b"".join(_command_lines()):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(body())
+    assert b"602.5" not in b"".join(_command_lines())
+
+
+def _command_lines() -> list[bytes]:
+    found: list[bytes] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue
+    return found
