@@ -311,7 +311,8 @@ def test_without_changes_no_workspace_is_left(machine: Machine, flags: list[str]
 
 
 def test_commit_writes_ordinary_changes_and_withholds_what_tools_obey(machine: Machine) -> None:
-    script = "echo code >code.py; mkdir -p .github/workflows; for f in .github/workflows/ci.yml Makefile .envrc; do echo >$f; done"
+    files = "code.py .github/workflows/ci.yml Makefile .envrc"
+    script = f"mkdir -p .github/workflows; for name in {files}; do echo code >$name; done"
     ran = machine.run("sh", "-c", script, flags=["--commit"])
     assert ran.code == 0
     assert (machine.project / "code.py").read_text() == "code\n"

@@ -244,10 +244,11 @@ def test_bash_has_pipes_process_substitution_and_here_documents(machine: Machine
     script = (
         f"{PEEK_SH}set -eo pipefail; sort words | uniq -c | wc -l;"
         " comm -12 <(sort -u words) <(printf 'b\\nc\\n'); echo out | tee >(cat >copied) >/dev/null; wait;"
-        " cat <<END >here\ndocument\nEND\nrm words"
+        " cat <<END >here\ndocument\nEND\n"
+        "mkfifo pipe; echo through >pipe & cat pipe; wait; rm words pipe"
     )
     ran = machine.run("bash", "-c", script)
-    assert (ran.code, ran.lines) == (0, ["2", "b"]), ran.err
+    assert (ran.code, ran.lines) == (0, ["2", "b", "through"]), ran.err
     assert ran.seen == set()
     assert ran.changes == {"copied": "add", "here": "add", "words": "delete"}
     assert (machine.project / "words").exists()

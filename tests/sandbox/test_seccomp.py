@@ -152,3 +152,14 @@ def test_fifos_can_be_made_and_devices_cannot(machine: str) -> None:
         assert ask("mknodat", 0, 0, mode, machine=machine) == (ALLOW if allowed else refusal(errno.EPERM))
     assert ask("mknod", 0, 0o010600) == ALLOW
     assert ask("mknod", 0, 0o140600) == refusal(errno.EPERM)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_lent_file_cannot_be_leased(machine: str) -> None:
+    for command, allowed in ((1024, False), (1026, False), (0, True), (1025, True), (6, True)):
+        assert ask("fcntl", 0, command, machine=machine) == (ALLOW if allowed else refusal(errno.EPERM))
+
+
+def test_only_plain_tcp_and_udp_sockets() -> None:
+    for protocol, allowed in ((0, True), (6, True), (17, True), (262, False), (136, False), (1, False)):
+        assert ask("socket", INET, STREAM, protocol, net="proxy") == (ALLOW if allowed else refusal(errno.EACCES))

@@ -242,6 +242,22 @@ def test_a_link_in_the_way_of_a_mount_point_fails_the_spawn(tmp_path: Path) -> N
     assert caught.value.step == "C5"
 
 
+def test_no_mount_point_is_made_in_what_belongs_to_the_host(tmp_path: Path) -> None:
+    async def body(launcher: Launcher) -> None:
+        fds = {"lower": os.open(tmp_path, os.O_PATH), "data": os.open(tmp_path, os.O_PATH)}
+        try:
+            at = Workspace("bind", "/project")
+            spec = shell("true", workspace=at, cwd="/project", binds=[Bind("data", "/project/new/inner")])
+            await agents.run(launcher, spec, fds)
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+
+    with pytest.raises(SandboxError, match="must exist already"):
+        agents.drive(body)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_proxy_listener_belongs_to_the_agents_own_network() -> None:
     async def body(launcher: Launcher) -> tuple[str, bytes]:
         script = "exec 5<>/dev/tcp/127.0.0.1/3128; echo hello >&5; cat <&5"

@@ -123,22 +123,20 @@ class Sources:
 
 def assemble(spec: SpawnSpec, sources: Sources) -> int:
     """Step C5: one agent's root. Returns an O_PATH descriptor of the workspace's root."""
-    syscalls.mount("tmpfs", _ROOT, _QUIET, "size=1m,nr_inodes=2048,mode=755")
-    root = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY)
+    root = _Root()
     for name in os.listdir(_SYSTEM):
         if os.path.islink(f"{_SYSTEM}/{name}"):
             os.symlink(os.readlink(f"{_SYSTEM}/{name}"), f"{_ROOT}/{name}")
         else:
-            _attach(root, f"/{name}", syscalls.clone_tree(f"{_SYSTEM}/{name}"))
+            root.attach(f"/{name}", syscalls.clone_tree(f"{_SYSTEM}/{name}"))
     for path, make in sorted(_mounts(spec, sources, root), key=lambda entry: entry[0].count("/")):
         make(path)
     for path in spec.masks:
-        _mask(root, path)
-    workspace = _place(root, spec.workspace.at)
+        root.mask(path)
+    workspace = root.place(spec.workspace.at)
     if not any(f"{path}/".startswith("/work/") for path in (spec.workspace.at, *(bind.dst for bind in spec.binds))):
-        _attach(root, "/work", syscalls.clone_tree(at=workspace))  # an alias, masks included; it must hide no mount
-    syscalls.set_tree(root, _READ_ONLY, recursive=False)
-    os.close(root)
+        root.attach("/work", syscalls.clone_tree(at=workspace))  # an alias, masks included; it must hide no mount
+    root.seal()
     return workspace
 
 
@@ -148,42 +146,38 @@ def enter() -> None:
     syscalls.pivot_root_here()
 
 
-def _mounts(spec: SpawnSpec, sources: Sources, root: int) -> Iterable[tuple[str, Callable[[str], None]]]:
+def _mounts(spec: SpawnSpec, sources: Sources, root: "_Root") -> Iterable[tuple[str, Callable[[str], None]]]:
     """Every mount of this agent by place; outer places are mounted before inner ones."""
     owner = f"uid={sources.uid},gid={sources.uid},mode=700"
 
     def tmpfs(options: str, flags: int = 0) -> Callable[[str], None]:
-        return lambda path: _mount_at(root, path, "tmpfs", _QUIET | flags, options)
+        return lambda path: root.mount(path, "tmpfs", _QUIET | flags, options)
 
     def tree(name: str, attributes: int) -> Callable[[str], None]:
-        return lambda path: _attach(root, path, sources.tree(name), attributes)
+        return lambda path: root.attach(path, sources.tree(name), attributes)
 
     yield "/tmp", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,mode=1777")
     yield "/dev/shm", tmpfs("size=16m,nr_inodes=4096,mode=1777", syscalls.MS_NOEXEC)
-    yield (
-        "/proc",
-        lambda path: _mount_at(root, path, "proc", _QUIET | syscalls.MS_NOEXEC, "hidepid=invisible,subset=pid"),
-    )
+    yield "/proc", lambda path: root.mount(path, "proc", _QUIET | syscalls.MS_NOEXEC, "hidepid=invisible,subset=pid")
     if spec.kind == "native":
         for index, prefix in enumerate(sources.prefixes):
-            yield prefix, lambda path, index=index: _attach(root, path, syscalls.clone_tree(f"{_PREFIXES}/{index}"))
+            yield prefix, lambda path, index=index: root.attach(path, syscalls.clone_tree(f"{_PREFIXES}/{index}"))
     else:
         yield "/home/agent", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,{owner}")
     for bind in spec.binds:
         writable = 0 if bind.rw else syscalls.ATTR_RDONLY
         noexec = 0 if bind.exec else syscalls.ATTR_NOEXEC
         yield bind.dst, tree(bind.fd, syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV | writable | noexec)
-    at = spec.workspace.at
     match spec.workspace.mode:
         case "tmpfs":
-            yield at, tmpfs(f"size={spec.workspace.size_mb}m,nr_inodes={spec.workspace.inodes},{owner}")
+            yield spec.workspace.at, tmpfs(f"size={spec.workspace.size_mb}m,nr_inodes={spec.workspace.inodes},{owner}")
         case "bind":
-            yield at, tree("lower", syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV)
+            yield spec.workspace.at, tree("lower", syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV)
         case "overlay":
-            yield at, lambda path: _mount_overlay(root, path, sources)
+            yield spec.workspace.at, lambda path: _mount_overlay(root, path, sources)
 
 
-def _mount_overlay(root: int, path: str, sources: Sources) -> None:
+def _mount_overlay(root: "_Root", path: str, sources: Sources) -> None:
     """Writes go to the upper directory; the project below is never touched. The layers themselves stay out of view."""
     for name, scratch in (("lower", _LOWER), ("upper", _UPPER)):
         place = os.open(scratch, os.O_PATH)
@@ -191,8 +185,8 @@ def _mount_overlay(root: int, path: str, sources: Sources) -> None:
         os.close(place)
     # `userxattr` also switches redirect_dir and metacopy off
     options = f"lowerdir={_LOWER},upperdir={_UPPER}/upper,workdir={_UPPER}/work,userxattr"
-    _mount_at(root, path, "overlay", _QUIET, options)
-    place = _place(root, path)
+    root.mount(path, "overlay", _QUIET, options)
+    place = root.place(path)
     if os.statvfs(place).f_flag & os.ST_RDONLY:  # overlayfs answers an unusable upper so, instead of failing
         raise OSError(errno.EROFS, "the overlay came out read-only")
     os.close(place)
@@ -200,59 +194,71 @@ def _mount_overlay(root: int, path: str, sources: Sources) -> None:
     syscalls.unmount(_UPPER)
 
 
-def _mount_at(root: int, path: str, kind: str, flags: int, options: str) -> None:
-    place = _place(root, path, create=True)
-    syscalls.mount(kind, f"/proc/self/fd/{place}", flags, options)
-    os.close(place)
+class _Root:
+    """An agent's root while it is being built, on a tmpfs of its own."""
 
+    def __init__(self) -> None:
+        syscalls.mount("tmpfs", _ROOT, _QUIET, "size=1m,nr_inodes=2048,mode=755")
+        self._fd = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY)
+        self._ours = {os.fstat(self._fd).st_dev}  # file systems in which mount points may be made
 
-def _attach(root: int, path: str, tree: int, attributes: int = 0) -> None:
-    if attributes:
-        syscalls.set_tree(tree, attributes)
-    place = _place(root, path, create=True, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
-    syscalls.attach_tree(tree, place)
-    os.close(tree)
-    os.close(place)
+    def mount(self, path: str, kind: str, flags: int, options: str) -> None:
+        place = self.place(path, create=True)
+        syscalls.mount(kind, f"/proc/self/fd/{place}", flags, options)
+        os.close(place)
+        if kind == "tmpfs":
+            place = self.place(path)
+            self._ours.add(os.fstat(place).st_dev)
+            os.close(place)
 
+    def attach(self, path: str, tree: int, attributes: int = 0) -> None:
+        if attributes:
+            syscalls.set_tree(tree, attributes)
+        place = self.place(path, create=True, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
+        syscalls.attach_tree(tree, place)
+        os.close(tree)
+        os.close(place)
 
-def _mask(root: int, path: str) -> None:
-    """Cover a path inside a mount by something empty. A path that is not there has nothing to hide."""
-    try:
-        place = _place(root, path)
-    except FileNotFoundError:
-        return
-    empty = _NO_DIR if stat.S_ISDIR(os.fstat(place).st_mode) else _NO_FILE
-    tree = syscalls.clone_tree(empty)
-    syscalls.attach_tree(tree, place)
-    os.close(tree)
-    os.close(place)
+    def mask(self, path: str) -> None:
+        """Cover a path inside a mount by something empty. A path that is not there has nothing to hide."""
+        try:
+            place = self.place(path)
+        except FileNotFoundError:
+            return
+        tree = syscalls.clone_tree(_NO_DIR if stat.S_ISDIR(os.fstat(place).st_mode) else _NO_FILE)
+        syscalls.attach_tree(tree, place)
+        os.close(tree)
+        os.close(place)
 
+    def seal(self) -> None:
+        syscalls.set_tree(self._fd, _READ_ONLY, recursive=False)
+        os.close(self._fd)
 
-def _place(root: int, path: str, create: bool = False, directory: bool = True) -> int:
-    """A descriptor of a path below the root. Never follows a link: one in the way raises ELOOP or ENOTDIR."""
-    parts = [part for part in path.split("/") if part]
-    here = os.dup(root)
-    for index, part in enumerate(parts):
-        inner = index < len(parts) - 1
-        if create:
-            _make(here, part, directory or inner)
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if inner else 0)
-        there = os.open(part, flags, dir_fd=here)
-        os.close(here)
-        here = there
-        if stat.S_ISLNK(os.fstat(here).st_mode):
-            raise OSError(errno.ELOOP, f"{path}: a symbolic link stands in the way")
-    return here
+    def place(self, path: str, create: bool = False, directory: bool = True) -> int:
+        """A descriptor of a path below the root. Never follows a link: one in the way raises ELOOP or ENOTDIR."""
+        parts = [part for part in path.split("/") if part]
+        here = os.dup(self._fd)
+        for index, part in enumerate(parts):
+            inner = index < len(parts) - 1
+            flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if inner else 0)
+            try:
+                there = os.open(part, flags, dir_fd=here)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                self._make(here, part, directory or inner, path)
+                there = os.open(part, flags, dir_fd=here)
+            os.close(here)
+            here = there
+            if stat.S_ISLNK(os.fstat(here).st_mode):
+                raise OSError(errno.ELOOP, f"{path}: a symbolic link stands in the way")
+        return here
 
-
-def _make(parent: int, name: str, directory: bool) -> None:
-    try:
+    def _make(self, parent: int, name: str, directory: bool, path: str) -> None:
+        """A mount point, but only in what is ours: in a project or another mount it would be a change of the host's."""
+        if os.fstat(parent).st_dev not in self._ours:
+            raise FileNotFoundError(errno.ENOENT, f"{path} must exist already: it lies inside another mount")
         if directory:
             os.mkdir(name, 0o755, dir_fd=parent)
         else:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o644, dir_fd=parent))
-    except FileExistsError:
-        return
-    except OSError as problem:
-        if problem.errno != errno.EROFS:  # a place inside a read-only tree must exist already; opening it will tell
-            raise

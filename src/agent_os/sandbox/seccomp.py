@@ -9,7 +9,7 @@ import ctypes
 import errno
 import platform
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agent_os.sandbox import syscalls
 
@@ -19,7 +19,8 @@ _FIRST_UNKNOWN = 470
 _LOAD, _AND, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
-_STREAM, _DATAGRAM, _SEQPACKET = 1, 2, 5
+_STREAM, _DATAGRAM, _SEQPACKET, _TYPE = 1, 2, 5, 0xF  # flags such as CLOEXEC live above the low four bits
+_TCP, _UDP = 6, 17
 _ARG = (16, 24, 32, 40, 48)  # offsets of the low halves of the arguments in struct seccomp_data
 
 _NAMESPACE_BITS = (
@@ -52,6 +53,7 @@ DENIED = (
     "shmget shmat semget msgget mq_open lsm_set_self_attr setxattrat"
 ).split()
 
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 _PLAIN_FILES = [(kind, _ALLOW) for kind in (0, 0x8000, 0x1000)]  # regular files and FIFOs; no device, no socket
 _TERMINAL_TRICKS = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX", 0x541D: "TIOCCONS"}
 
@@ -76,13 +78,13 @@ def _bits(offset: int, bits: int, if_any: int, otherwise: int) -> list[Instructi
     return [(_LOAD, 0, 0, offset), (_IF_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, if_any), (_RETURN, 0, 0, otherwise)]
 
 
-def _typed_socket(families: tuple[int, ...], types: tuple[int, ...]) -> list[Instruction]:
-    """Allow only these families with these types (flags such as CLOEXEC live above the low four bits)."""
-    choose = _switch(_ARG[1], [(kind, _ALLOW) for kind in types], _refuse(errno.EACCES), mask=0xF)
-    body: list[Instruction] = [(_LOAD, 0, 0, _ARG[0])]
-    for left, family in enumerate(reversed(families)):
-        body.insert(1, (_IF_EQUAL, left + 1, 0, family))
-    return [*body, (_RETURN, 0, 0, _refuse(errno.EACCES)), *choose]
+def _require(offset: int, values: Sequence[int], mask: int = 0) -> list[Instruction]:
+    """Go on if the argument has one of these values, else refuse."""
+    body: list[Instruction] = [(_LOAD, 0, 0, offset)]
+    if mask:
+        body.append((_AND, 0, 0, mask))
+    body += [(_IF_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [*body, (_RETURN, 0, 0, _refuse(errno.EACCES))]
 
 
 def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instruction]]:
@@ -90,16 +92,27 @@ def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instructio
     sockets = {
         "none": [(_RETURN, 0, 0, _refuse(errno.EACCES))],
         "unix": _switch(_ARG[0], [(_AF_UNIX, _ALLOW)], _refuse(errno.EACCES)),
-        "proxy": _typed_socket((_AF_INET, _AF_INET6), (_STREAM, _DATAGRAM)),
+        "proxy": [
+            *_require(_ARG[0], (_AF_INET, _AF_INET6)),
+            *_require(_ARG[1], (_STREAM, _DATAGRAM), mask=_TYPE),
+            *_require(_ARG[2], (0, _TCP, _UDP)),
+            (_RETURN, 0, 0, _ALLOW),
+        ],
     }
     rules: dict[str, list[Instruction]] = {
         "socket": sockets[net],
         # a DGRAM end could `sendto` a socket that has a name on the host
-        "socketpair": _typed_socket((_AF_UNIX,), (_STREAM, _SEQPACKET)),
+        "socketpair": [
+            *_require(_ARG[0], (_AF_UNIX,)),
+            *_require(_ARG[1], (_STREAM, _SEQPACKET), mask=_TYPE),
+            (_RETURN, 0, 0, _ALLOW),
+        ],
         "clone": _bits(_ARG[0], _NAMESPACE_BITS, eperm, _ALLOW),
         "unshare": _bits(_ARG[0], _NAMESPACE_BITS, eperm, _ALLOW),
         "clone3": [(_RETURN, 0, 0, _refuse(errno.ENOSYS))],  # its flags lie in memory; libc falls back to clone
         "ioctl": _switch(_ARG[1], [(request, eperm) for request in _TERMINAL_TRICKS], _ALLOW),
+        # a lease on a file we only lent would stall its owner; so would a directory notification
+        "fcntl": _switch(_ARG[1], [(command, eperm) for command in (_F_SETLEASE, _F_NOTIFY)], _ALLOW),
         "mknod": _switch(_ARG[1], _PLAIN_FILES, eperm, mask=0xF000),
         "mknodat": _switch(_ARG[2], _PLAIN_FILES, eperm, mask=0xF000),
         "personality": _switch(_ARG[0], [(value, _ALLOW) for value in (0, 8, 0xFFFFFFFF)], eperm),
