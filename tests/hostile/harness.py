@@ -34,7 +34,6 @@ LAYERS = ("namespaces", "capabilities", "no_new_privs", "limits", "landlock", "s
 ALL_BUT_NAMESPACES = ("capabilities", "limits", "landlock", "seccomp")
 MARK = f"battery-{secrets.token_hex(4)}"
 
-# Made as a whole by the tests of their own, not by a program in a sandbox.
 EGRESS = [one.id for one in ATTEMPTS.values() if "egress" in one.layers]
 
 
@@ -87,7 +86,7 @@ def spec_of(kind: str, stage: Stage, command: Sequence[str]) -> tuple[SpawnSpec,
     if kind in ("guest", "tool") and not f"{base}/".startswith("/usr/"):
         shown["python"] = Path(base)
         binds.append(Bind("python", base))
-    at = str(project) if kind == "guest" else "/work"
+    at = str(project) if kind == "guest" else _place_of_work()
     spec = SpawnSpec(
         name,
         "native" if kind.startswith("native") else kind,  # type: ignore[arg-type]
@@ -105,6 +104,11 @@ def spec_of(kind: str, stage: Stage, command: Sequence[str]) -> tuple[SpawnSpec,
     if kind != "tool":
         shown["upper"] = _layer(stage, name)
     return spec, shown
+
+
+def _place_of_work() -> str:
+    """Not over the interpreter, should that lie below /work on this machine."""
+    return "/agent" if any(path.startswith("/work/") for path in spawner.interpreter_prefixes()) else "/work"
 
 
 def _layer(stage: Stage, name: str) -> Path:
@@ -144,8 +148,8 @@ async def run_inside(
     spec = replace(spec, min_level=min_level)  # type: ignore[arg-type]
     config = {"ids": list(ids), "targets": targets_inside(stage, spec)}
     (stage.base / "payload/config.json").write_text(json.dumps(config))
-    far = FarSide(stage.secret)
     process, stdin, stdout, stderr = await spawn(launcher, lease, spec, shown)
+    far = FarSide(stage.secret)
     host_uid = _host_uid(process.pidfd)
     assert host_uid != 0
     assert host_uid == stage.uid

@@ -174,20 +174,21 @@ def test_killing_a_process_of_the_launcher_ends_every_agent(scene: Scene, who: s
     async def run() -> None:
         before = set(hoststate.descendants(os.getpid()))
         launcher = await spawner.Launcher.start()
-        starter, holder, inner = (pid for pid in hoststate.descendants(os.getpid()) if pid not in before)
-        agents = [
-            await harness.act(launcher, lease, stage, kind, "daemon", "stay") for kind in ("guest", "native-warm")
-        ]
-        watched = Watched(starter)
-        assert len(watched) >= 2 + 2 * 2
-        os.kill({"starter": starter, "holder": holder, "launcher": inner}[who], signal.SIGKILL)
-        assert await asyncio.to_thread(watched.alive_after, SECOND) == []
-        for process, stdin, stdout in agents:
-            await asyncio.wait_for(process.wait(), SECOND)
-            process.close()
-            os.close(stdin)
-            os.close(stdout)
-        await launcher.close()
+        try:
+            starter, holder, inner = (pid for pid in hoststate.descendants(os.getpid()) if pid not in before)
+            kinds = ("guest", "native-warm")
+            agents = [await harness.act(launcher, lease, stage, kind, "daemon", "stay") for kind in kinds]
+            watched = Watched(starter)
+            assert len(watched) >= 2 + 2 * 2
+            os.kill({"starter": starter, "holder": holder, "launcher": inner}[who], signal.SIGKILL)
+            assert await asyncio.to_thread(watched.alive_after, SECOND) == []
+            for process, stdin, stdout in agents:
+                await asyncio.wait_for(process.wait(), SECOND)
+                process.close()
+                os.close(stdin)
+                os.close(stdout)
+        finally:
+            await launcher.close()
 
     asyncio.run(run())
 

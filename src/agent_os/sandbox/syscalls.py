@@ -19,8 +19,10 @@ _sysctl 156 - · acct 163 89 · add_key 248 217 · adjtimex 159 171 · bpf 321 2
 clock_adjtime 305 266 · clock_settime 227 112 · clone 56 220 · clone3 435 435 · close_range 436 436
 create_module 174 - · delete_module 176 106 · execveat 322 281 · fanotify_init 300 262 · fcntl 72 25
 finit_module 313 273 · fsconfig 431 431 · fsmount 432 432 · fsopen 430 430 · fspick 433 433 · get_kernel_syms 177 -
-get_mempolicy 239 236 · init_module 175 105 · io_uring_enter 426 426 · io_uring_register 427 427 · io_uring_setup 425 425 · ioctl 16 29
-ioperm 173 - · iopl 172 - · kcmp 312 272 · kexec_file_load 320 294 · kexec_load 246 104 · keyctl 250 219
+get_mempolicy 239 236 · init_module 175 105
+io_uring_enter 426 426 · io_uring_register 427 427 · io_uring_setup 425 425
+ioctl 16 29 · ioperm 173 - · iopl 172 -
+kcmp 312 272 · kexec_file_load 320 294 · kexec_load 246 104 · keyctl 250 219
 landlock_add_rule 445 445 · landlock_create_ruleset 444 444 · landlock_restrict_self 446 446 · listmount 458 458
 lookup_dcookie 212 18 · lsm_set_self_attr 460 460 · mbind 237 235 · memfd_create 319 279 · memfd_secret 447 447
 migrate_pages 256 238 · mknod 133 - · mknodat 259 33 · modify_ldt 154 - · mount 165 40 · mount_setattr 442 442
