@@ -52,7 +52,8 @@ def cgroups(kernel: int) -> list[str]:
     """The groups that the kernel with this pid made, on every cgroup v2 mount."""
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     roots = [Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2"]
-    return sorted(str(path) for root in roots for path in root.rglob(f"agent-os-{kernel}-*"))
+    walked = (folder for root in roots for folder, _, _ in os.walk(root))  # other groups may vanish meanwhile
+    return sorted(folder for folder in walked if os.path.basename(folder).startswith(f"agent-os-{kernel}-"))
 
 
 def mounts(place: Path) -> list[str]:

@@ -200,7 +200,7 @@ def test_a_hostile_file_name_cannot_steer_the_terminal_or_forge_a_line(machine: 
     script = f"import os; open({name!r}, 'w').close()"
     code, shown = on_terminal(machine, "/usr/bin/python3", "-c", script)
     assert code == 0
-    assert b"\x1b" not in shown
+    assert b"\x1b" not in shown.replace(b"\x1b[32mA\x1b[0m", b"A")  # our own colour
     assert not any(line.startswith(b"refused") for line in shown.splitlines())
     assert b"refused  nothing" in shown
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_os.cli import main as cli
-from agent_os.cli.work import human_size
+from agent_os.cli.changes import human_size
 from agent_os.kernel.workspace import Workspace, Workspaces
 
 AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]

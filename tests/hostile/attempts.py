@@ -773,7 +773,7 @@ def many_children(t: Targets) -> object:
 # ------------------------------------------------------------------------------------------------------- kernel surface
 
 
-@attempt("46", "io_uring", KERNEL, "R", "seccomp")
+@attempt("46", "io_uring", KERNEL, "R", "seccomp limits", fine=(errno.ENOMEM,))
 def io_uring(t: Targets) -> object:
     fd = call("io_uring_setup", 4, ctypes.create_string_buffer(120))
     return os.readlink(f"/proc/self/fd/{fd}")
@@ -800,7 +800,7 @@ def perf(t: Targets) -> object:
     return f"counted {struct.unpack('Q', os.read(fd, 8))[0]} ns"
 
 
-@attempt("49", "read a key of the user's keyring", KERNEL, "C", "seccomp", fine=(126, 128))
+@attempt("49", "read a key of the user's keyring", KERNEL, "C", "namespaces seccomp", fine=(126, 128))
 def keyring(t: Targets) -> object:
     def key(ring: int) -> bytes:
         found = call("keyctl", 10, ring, b"user", t["key_name"].encode(), 0)

@@ -106,3 +106,15 @@ def test_a_level_that_nobody_reaches_is_refused_with_a_reason(scene: Scene) -> N
         _run(scene, HARMLESS, min_level="S4")
     assert refused.value.word == "level"
     assert "S4" in refused.value.why
+
+
+@pytest.mark.parametrize("kind", harness.KINDS)
+@pytest.mark.parametrize("layer", ["seccomp", "limits"])
+def test_what_one_layer_stops_gets_through_where_it_is_missing(scene: Scene, layer: str, kind: str) -> None:
+    """The control inside: these attempts do not fail for want of a file or by another mistake of theirs."""
+    only = [one.id for one in ATTEMPTS.values() if list(one.layers) == [layer] and one.control in ("plain", "box")]
+    run = _run(scene, only, min_level="S0", kind=kind, without=(layer,))
+    assert run.level == "S0"
+    held = [result for result in run.results.values() if result.outcome != "succeeded"]
+    assert [result for result in held if not harness.impossible_here(result.id, result)] == []
+    assert len(run.results) - len(held) >= 3

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent_os.cli import output
+from agent_os.cli.changes import count, say, show, tell
+from agent_os.cli.output import plain
 from agent_os.cli.streams import Streams
 
 if TYPE_CHECKING:
     from agent_os.kernel.process import Guest, Order, Outcome
+
+_MOST_SHOWN = 20
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or pass yours on. Repeatable.")
 @click.option("--timeout", metavar="10s|5m|1h", help="Kill it after this long; exit code 124.")
 @click.option("--min-isolation", metavar="S0…S4", help="Refuse to start below this level. Default S2.")
-@click.option("--commit", "after", flag_value="commit", help="At the end write ordinary changes to the project.")
-@click.option("--discard", "after", flag_value="discard", help="At the end throw the changes away.")
-@click.option("--keep", "after", flag_value="keep", default=True, help="Keep the changes for later. The default.")
+@click.option("--commit", is_flag=True, help="At the end, if it ended 0, write ordinary changes to the project.")
+@click.option("--discard", is_flag=True, help="At the end throw the changes away.")
+@click.option("--keep", is_flag=True, help="Keep the changes for later. The default.")
 @click.option("--allow-protected", is_flag=True, help="With --commit: also files that tools execute or obey.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -47,7 +50,9 @@ def run(
     env: Sequence[str],
     timeout: str | None,
     min_isolation: str | None,
-    after: str,
+    commit: bool,
+    discard: bool,
+    keep: bool,
     allow_protected: bool,
     quiet: bool,
 ) -> int:
@@ -58,7 +63,7 @@ def run(
 
     \b
       agentctl run -- python my_agent.py
-      agentctl run --net pypi.org -- bash -c 'pip download six'
+      agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
     """
     from agent_os import daemon
 
@@ -69,6 +74,8 @@ def run(
         )
     if not command:
         raise click.UsageError("no command was given: agentctl run -- python my_agent.py")
+    if commit + discard + keep > 1:
+        raise click.UsageError("--commit, --discard and --keep exclude each other")
     wanted = daemon.order(
         command, workspace=workspace, mounts=mounts, net=net, env=env, timeout=timeout, min_isolation=min_isolation
     )
@@ -76,6 +83,7 @@ def run(
         outcome = asyncio.run(_run(wanted))
     except asyncio.CancelledError:  # interrupted twice before there was a guest
         raise click.Abort from None
+    after = "commit" if commit else "discard" if discard else "keep"
     kept = _settle(outcome, after, allow_protected)
     if not quiet:
         _summarise(outcome, kept)
@@ -127,14 +135,17 @@ def _settle(outcome: "Outcome", after: str, allow_protected: bool) -> bool:
     workspace = outcome.workspace
     if workspace is None:
         return False
-    if after == "commit" and outcome.code == 0:
+    if not outcome.changes:
+        after = "discard"
+    elif after == "commit" and outcome.code:
+        say(f"nothing was committed, because it ended {outcome.code}")
+    elif after == "commit":
         report = workspace.commit(allow_protected=allow_protected)
-        _say(f"committed {len(report.committed)} of {len(outcome.changes)} changes to {workspace.project}")
-        after = "discard" if report.complete else "keep"
-    if after == "discard" or not outcome.changes:
+        tell(workspace, report, removed=False)
+        after = "discard" if report.complete else "told"
+    if after == "discard":
         workspace.discard()
-        return False
-    return True
+    return after in ("keep", "commit")
 
 
 def _summarise(outcome: "Outcome", kept: bool) -> None:
@@ -145,18 +156,14 @@ def _summarise(outcome: "Outcome", kept: bool) -> None:
         "disk": "killed: its workspace outgrew its disk limit",
         "launcher": "killed: the launcher ended",
     }
-    _say(f"{outcome.name}  {endings[outcome.ending]} after {outcome.seconds:.1f} s  isolation {outcome.level}")
+    say(f"{outcome.name}  {endings[outcome.ending]} after {outcome.seconds:.1f} s  isolation {outcome.level}")
+    for note in outcome.notes:
+        say(f"note  {plain(note)}")
     for refusal in outcome.refusals:
         allow = f"   allow: {refusal.allow}" if refusal.allow else ""
-        _say(f"refused  {output.plain(refusal.what)}  {refusal.times}×{allow}")
+        say(f"refused  {plain(refusal.what)}  {refusal.times}×{allow}")
     if kept:
-        rows = [(change.kind[0].upper(), change.shown, f"{change.size} B") for change in outcome.changes[:20]]
-        _say(output.table(rows))
-        if len(outcome.changes) > len(rows):
-            _say(f"… and {len(outcome.changes) - len(rows)} more")
-        name = outcome.name
-        _say(f"keep: agentctl commit {name}   drop: agentctl discard {name}   look: agentctl diff --patch {name}")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+        name, hidden = outcome.name, len(outcome.changes) - _MOST_SHOWN
+        show(outcome.changes[:_MOST_SHOWN], sys.stderr)
+        say(count(list(outcome.changes)) + (f" ({hidden} not shown here)" if hidden > 0 else ""))
+        say(f"next  agentctl diff --patch {name}   agentctl commit {name}   agentctl discard {name}")

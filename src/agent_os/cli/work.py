@@ -6,8 +6,7 @@ All deciding is the kernel's; names and contents come from an agent and are show
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ import click
 
 from agent_os import daemon
 from agent_os.abi.errors import EINVAL
-from agent_os.cli.output import output_option, paint, plain, print_json, table
+from agent_os.cli.changes import count, say, show, show_patches, tell
+from agent_os.cli.output import output_option, plain, print_json
 
 if TYPE_CHECKING:
     from agent_os.kernel.changes import Change
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
 _PROGRESS_S = 5
-_LETTERS = {"add": "A", "modify": "M", "delete": "D", "mode": "P", "symlink": "L"}
-_WORDS = {"add": "added", "modify": "modified", "delete": "deleted", "mode": "with a new mode", "symlink": "linked"}
-_COLOURS = {"A": "green", "D": "red", "M": "yellow"}
 
 
 @click.command()
@@ -45,13 +42,13 @@ def diff(name: str | None, patch: bool, as_json: bool) -> None:
         entries = [_entry(change) | ({"patch": workspace.patch(change)} if patch else {}) for change in changes]
         print_json({**_about(workspace), "running": workspace.running, "changes": entries})
         return
-    _say(f"{workspace.name}  {workspace.meta.mode} of {plain(workspace.meta.project)}")
-    _list(changes)
+    say(f"{workspace.name}  {workspace.meta.mode} of {plain(workspace.meta.project)}")
+    show(changes)
     if patch:
-        _patches(workspace, changes)
-    _say(_count(changes))
+        show_patches(workspace, changes)
+    say(count(changes))
     if changes and not workspace.running:
-        _say(f"next  agentctl commit {workspace.name}   or   agentctl discard {workspace.name}")
+        say(f"next  agentctl commit {workspace.name}   or   agentctl discard {workspace.name}")
 
 
 @click.command()
@@ -80,7 +77,8 @@ def commit(
     if as_json:
         print_json({**_about(workspace), **_result(report)})
     else:
-        _tell(workspace, report, removed=report.complete and not only)
+        show(report.committed)
+        tell(workspace, report, removed=report.complete and not only)
     if report.conflicts:
         return EXIT_CONFLICT
     return EXIT_FAILED if report.failed else 0
@@ -101,16 +99,16 @@ def discard(name: str | None, yes: bool, as_json: bool) -> None:
         if not _interactive():
             raise EINVAL(
                 "confirm",
-                f"{workspace.name} holds {_count(changes)}, which would be lost",
+                f"{workspace.name} holds {count(changes)}, which would be lost",
                 hint=f"agentctl discard {workspace.name} --yes",
             )
-        _list(changes)
-        click.confirm(f"Throw away {_count(changes)} of {workspace.name}?", abort=True, err=True)
+        show(changes)
+        click.confirm(f"Throw away {count(changes)} of {workspace.name}?", abort=True, err=True)
     workspace.discard()
     if as_json:
         print_json({**_about(workspace), "discarded": len(changes)})
     else:
-        _say(f"discarded {workspace.name}: {_count(changes)}")
+        say(f"discarded {workspace.name}: {count(changes)}")
 
 
 def _find(name: str | None) -> "Workspace":
@@ -127,9 +125,9 @@ def _ask_for_protected(workspace: "Workspace", report: "Report", only: tuple[str
     shown = workspace.diff()
     expected = daemon.digest(shown)
     withheld = [change for change in shown if change.protected]
-    _say("These files are executed or read as configuration by tools:")
-    _list(withheld)
-    _patches(workspace, withheld)
+    say("These files are executed or read as configuration by tools:")
+    show(withheld)
+    show_patches(workspace, withheld)
     if not click.confirm("Commit them too?", default=False, err=True):
         return report
     more = workspace.commit(allow_protected=True, paths=only or None, expect=expected)
@@ -146,81 +144,9 @@ def _progress() -> "Callable[[Change], None]":
         written += 1
         if time.monotonic() - last >= _PROGRESS_S:
             last = time.monotonic()
-            _say(f"committed {written:,} entries so far")
+            say(f"committed {written:,} entries so far")
 
     return step
-
-
-def _list(changes: "Iterable[Change]") -> None:
-    rows = [(_LETTERS[change.kind], change.shown, _size(change), _remark(change)) for change in changes]
-    if not rows:
-        return
-    for line in table(rows).splitlines():
-        click.echo(paint(line[0], _COLOURS.get(line[0], "blue")) + line[1:])
-
-
-def _size(change: "Change") -> str:
-    if change.kind == "mode":
-        return f"mode {change.mode:o}"
-    return human_size(change.size) if change.type == "file" and change.kind != "delete" else ""
-
-
-def _remark(change: "Change") -> str:
-    if change.refused:
-        return f"refused: {change.refused}"
-    return "protected" if change.protected else ""
-
-
-def human_size(size: int) -> str:
-    """1023 B, 1.0 kB, 4.2 MB: powers of 1000, one decimal."""
-    if size < 1000:
-        return f"{size} B"
-    amount = float(size)
-    for unit in ("kB", "MB", "GB", "TB"):
-        amount /= 1000
-        if amount < 999.95:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1000:.1f} PB"
-
-
-def _patches(workspace: "Workspace", changes: "Iterable[Change]") -> None:
-    for change in changes:
-        text = workspace.patch(change)
-        for line in text.splitlines():
-            colour = {"+": "green", "-": "red", "@": "blue"}.get(line[:1])
-            click.echo(paint(line, colour) if colour else line)
-
-
-def _count(changes: "list[Change]") -> str:
-    """`3 changes: 2 added, 1 deleted; 1 protected`."""
-    if not changes:
-        return "no changes"
-    kinds = Counter(change.kind for change in changes)
-    text = f"{len(changes)} change{'s' if len(changes) > 1 else ''}: "
-    text += ", ".join(f"{kinds[kind]} {word}" for kind, word in _WORDS.items() if kinds[kind])
-    special = {"protected": sum(c.protected for c in changes), "refused": sum(bool(c.refused) for c in changes)}
-    marks = ", ".join(f"{number} {word}" for word, number in special.items() if number)
-    return f"{text}; {marks}" if marks else text
-
-
-def _tell(workspace: "Workspace", report: "Report", *, removed: bool) -> None:
-    _list(report.committed)
-    did = "would commit" if report.dry_run else "committed"
-    _say(f"{did} {_count(report.committed)} to {plain(workspace.meta.project)}")
-    for title, left in (("withheld", report.withheld), ("refused", report.refused), ("failed", report.failed)):
-        for change in left:
-            reason = change.refused if title != "withheld" else "executed or read as configuration by tools"
-            _say(f"{title}  {change.shown}  {reason}")
-    for conflict in report.conflicts:
-        _say(f"conflict  {conflict.change.shown}  {conflict.reason}")
-    if removed:
-        _say(f"{workspace.name} is empty now and was removed")
-    elif report.withheld:
-        _say(
-            f"next  agentctl diff {workspace.name} --patch   then   agentctl commit {workspace.name} --allow-protected"
-        )
-    elif not report.dry_run and not report.complete:
-        _say(f"next  agentctl diff {workspace.name} --patch   or   agentctl discard {workspace.name}")
 
 
 def _about(workspace: "Workspace") -> dict[str, Any]:
@@ -253,7 +179,3 @@ def _entry(change: "Change") -> dict[str, Any]:
         "protected": change.protected,
         "refused": change.refused,
     }
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
