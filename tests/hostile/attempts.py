@@ -606,7 +606,7 @@ def setuid_program(t: Targets) -> object:
         # Whatever it wants to say, it waits for room in the pipe first, and can be looked at meanwhile.
         runs = subprocess.Popen([path, "2"], stdin=subprocess.DEVNULL, stdout=full, stderr=full)
         try:
-            uid = int(read(f"/proc/{runs.pid}/status").split(b"\nUid:")[1].split()[1])
+            uid = _uid_once_settled(runs.pid, own)
         except OSError:
             continue  # it ended without a word
         finally:
@@ -621,6 +621,18 @@ def setuid_program(t: Targets) -> object:
     if not seen:
         raise NotHere("no setuid program could be looked at")
     raise Refused(f"still uid {own} in {seen} programs")
+
+
+def _uid_once_settled(pid: int, own: int) -> int:
+    """The new uid comes a moment after the exec: look until it is there, or until the program waits twice in a row."""
+    deadline, waits = time.monotonic() + 2, 0
+    while True:
+        status = read(f"/proc/{pid}/status")
+        uid = int(status.split(b"\nUid:")[1].split()[1])
+        waits = waits + 1 if b"\nState:\tS" in status else 0
+        if uid != own or waits == 2 or time.monotonic() > deadline:
+            return uid
+        time.sleep(0.02)
 
 
 def _full_pipe() -> tuple[int, int]:

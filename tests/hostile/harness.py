@@ -349,8 +349,8 @@ def impossible_here(id: str, result: Result) -> str:
         return f"this kernel was built without it ({result.detail})"
     if id == "38" and result.detail == "EPERM":
         return "this kernel opens by handle for real root only"
-    if id == "36" and result.outcome == "refused":
-        return "no setuid program that this user could start"
+    if id == "36" and "NoNewPrivs:\t1" in Path("/proc/self/status").read_text():
+        return "we run without new privileges ourselves"
     return ""
 
 

@@ -91,10 +91,7 @@ def level(layers: set[str]) -> str:
 
 
 def reset_signals(child: Child) -> None:
-    """C1. An inherited ignored SIGCHLD would make every `subprocess` report success."""
-    for number in signal.valid_signals():
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    """C1. The dispositions are the launcher's, which reset them all at its start."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

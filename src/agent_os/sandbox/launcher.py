@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import select
+import signal
 import socket
 import sys
 import traceback
@@ -130,7 +131,10 @@ class _Steps:
 
 
 def _preload(config: Config) -> Callable[[list[str]], int]:
-    """L1. Forking and entering a user namespace both need exactly one thread."""
+    """L1. Forking and entering a user namespace both need exactly one thread. Signals are reset here for all agents: an
+    inherited ignored SIGCHLD would make every `subprocess` report success."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
     sys.path[:0] = config.path
     module, _, function = config.entry.partition(":")
     run_native = getattr(importlib.import_module(module), function)

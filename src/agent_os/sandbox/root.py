@@ -134,7 +134,12 @@ def assemble(spec: SpawnSpec, sources: Sources) -> int:
     for path in spec.masks:
         root.mask(path)
     workspace = root.place(spec.workspace.at)
-    if not any(f"{path}/".startswith("/work/") for path in (spec.workspace.at, *(bind.dst for bind in spec.binds))):
+    mounted = [
+        spec.workspace.at,
+        *(bind.dst for bind in spec.binds),
+        *(sources.prefixes if spec.kind == "native" else ()),
+    ]
+    if not any(f"{path}/".startswith("/work/") for path in mounted):
         root.attach("/work", syscalls.clone_tree(at=workspace))  # an alias, masks included; it must hide no mount
     root.seal()
     return workspace

@@ -4,6 +4,7 @@ Owns shapes and defaults only. `descriptors` names, in order, the descriptors th
 field refers to them by that name.
 """
 
+import functools
 import json
 import typing
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -133,11 +134,14 @@ def _build(shape: Any, value: Any, where: str) -> Any:
     raise SpecError(f"{where} must be {getattr(shape, '__name__', shape)}, not {type(value).__name__}")
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _build_record(shape: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise SpecError(f"{where} must be an object, not {type(value).__name__}")
     given = cast(dict[str, Any], value)
-    hints = typing.get_type_hints(shape)
+    hints = _hints(shape)
     known = {f.name for f in fields(shape)}
     if unknown := sorted(set(given) - known):
         raise SpecError(f"{where} has no field {unknown[0]!r}")
