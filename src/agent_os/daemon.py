@@ -15,9 +15,9 @@ from agent_os.kernel import doctor as kernel_doctor
 from agent_os.kernel import guest, process
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.records import Records
-from agent_os.kernel.sources import check_source
 from agent_os.kernel.workspace import Workspaces
 from agent_os.kernel.workspace import digest as digest
+from agent_os.kernel.workspace.sources import check_source
 from agent_os.sandbox import probe
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import GUEST_LIMITS, LEVELS

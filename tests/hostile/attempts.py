@@ -624,15 +624,20 @@ def setuid_program(t: Targets) -> object:
 
 
 def _uid_once_settled(pid: int, own: int) -> int:
-    """The new uid comes a moment after the exec: look until it is there, or until the program waits twice in a row."""
-    deadline, waits = time.monotonic() + 2, 0
-    while True:
-        status = read(f"/proc/{pid}/status")
+    """Its own /proc entry and the new uid come a moment after the exec: look until the uid has changed, or until the
+    program waits twice in a row. Raises if it ended before."""
+    deadline, waits, uid = time.monotonic() + 2, 0, own
+    while uid == own and waits < 2 and time.monotonic() < deadline:
+        try:
+            status = read(f"/proc/{pid}/status")
+        except FileNotFoundError:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                raise
+            continue
         uid = int(status.split(b"\nUid:")[1].split()[1])
         waits = waits + 1 if b"\nState:\tS" in status else 0
-        if uid != own or waits == 2 or time.monotonic() > deadline:
-            return uid
         time.sleep(0.02)
+    return uid
 
 
 def _full_pipe() -> tuple[int, int]:

@@ -87,9 +87,11 @@ def test_every_attempt_works_where_nothing_stops_it(controls: Results) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_attempt_succeeds(battery: Battery, kind: str) -> None:
+def test_no_attempt_succeeds(battery: Battery, controls: Results, kind: str) -> None:
     results = battery.runs[kind].results
     assert _told(results, "succeeded", "broken") == []
+    untried = [id for id, result in results.items() if result.outcome == "n/a" and controls[id].outcome == "succeeded"]
+    assert untried == []
     assert len(report.counted(results)) >= ENOUGH
 
 

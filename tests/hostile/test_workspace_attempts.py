@@ -20,8 +20,8 @@ import pytest
 
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.kernel import beneath
-from agent_os.kernel.sources import check_source
 from agent_os.kernel.workspace import Workspace, Workspaces
+from agent_os.kernel.workspace.sources import check_source
 from agent_os.sandbox import spawner
 from agent_os.sandbox.spec import Bind
 from hostile import harness, report

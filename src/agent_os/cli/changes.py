@@ -13,9 +13,9 @@ import click
 from agent_os.cli.output import paint, plain, table
 
 if TYPE_CHECKING:
-    from agent_os.kernel.changes import Change
-    from agent_os.kernel.landing import Report
     from agent_os.kernel.workspace import Workspace
+    from agent_os.kernel.workspace.changes import Change
+    from agent_os.kernel.workspace.landing import Report
 
 _LETTERS = {"add": "A", "modify": "M", "delete": "D", "mode": "P", "symlink": "L"}
 _WORDS = {"add": "added", "modify": "modified", "delete": "deleted", "mode": "with a new mode", "symlink": "linked"}

@@ -18,9 +18,9 @@ from agent_os.cli.changes import count, say, show, show_patches, tell
 from agent_os.cli.output import output_option, plain, print_json
 
 if TYPE_CHECKING:
-    from agent_os.kernel.changes import Change
-    from agent_os.kernel.landing import Report
     from agent_os.kernel.workspace import Workspace
+    from agent_os.kernel.workspace.changes import Change
+    from agent_os.kernel.workspace.landing import Report
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_os.kernel.addresses import parse_grant
 from agent_os.kernel.egress import Connection, Egress
+from agent_os.kernel.egress.addresses import parse_grant
 from agent_os.kernel.process import Host, Order, start
 from agent_os.kernel.records import Records
 from agent_os.sandbox.probe import Check

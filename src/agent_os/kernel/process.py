@@ -17,12 +17,12 @@ from typing import Literal
 
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, AgentOSError
 from agent_os.kernel import guest
-from agent_os.kernel.addresses import Address
-from agent_os.kernel.changes import Change
 from agent_os.kernel.egress import Connection, Egress, Grant
+from agent_os.kernel.egress.addresses import Address
 from agent_os.kernel.records import Records
-from agent_os.kernel.sources import check_source, masks
 from agent_os.kernel.workspace import Workspace, Workspaces, new_name
+from agent_os.kernel.workspace.changes import Change
+from agent_os.kernel.workspace.sources import check_source, masks
 from agent_os.sandbox import limits
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
 from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits, SpawnSpec

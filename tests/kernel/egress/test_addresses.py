@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_os.abi.errors import EINVAL
-from agent_os.kernel.addresses import (
+from agent_os.kernel.egress.addresses import (
     Address,
     Kind,
     canonical_host,

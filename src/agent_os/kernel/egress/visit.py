@@ -20,9 +20,9 @@ from typing import Any
 import h11
 
 from agent_os.abi.errors import EINVAL
-from agent_os.kernel.addresses import Address, canonical_host, endpoint, parse_port, printable
-from agent_os.kernel.attempt import Attempt, Limits, Stop, explain
-from agent_os.kernel.hello import TLS_HANDSHAKE, ClientHello
+from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
+from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, explain
+from agent_os.kernel.egress.hello import TLS_HANDSHAKE, ClientHello
 
 CHUNK = 128 * 1024  # what one direction of one connection holds in memory at most
 LINGER_SECONDS = 2.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from agent_os.kernel.addresses import Decision, printable
+from agent_os.kernel.egress.addresses import Decision, printable
 
 Protocol = Literal["http", "connect", "forward"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agent_os.kernel import beneath
-from agent_os.kernel.protected import is_protected, outward
+from agent_os.kernel.workspace.protected import is_protected, outward
 
 Kind = Literal["add", "modify", "delete", "mode", "symlink"]
 Type = Literal["file", "directory", "symlink", "special"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.kernel.protected import CREDENTIALS, credential_places, is_protected, outward, refusal, within
+from agent_os.kernel.workspace.protected import CREDENTIALS, credential_places, is_protected, outward, refusal, within
 
 # Every file sandbox.md §6 names.
 NAMED = [

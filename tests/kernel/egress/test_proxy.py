@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_os.kernel.addresses import Address
-from agent_os.kernel.attempt import Attempt
 from agent_os.kernel.egress import Connection, Egress, Limits, parse_grant
+from agent_os.kernel.egress.addresses import Address
+from agent_os.kernel.egress.attempt import Attempt
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_os.kernel.protected import CREDENTIALS
+from agent_os.kernel.workspace.protected import CREDENTIALS
 
 # Part of every sandbox's template root, at these very paths.
 SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")))

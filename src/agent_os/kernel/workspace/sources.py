@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
-from agent_os.kernel import beneath, protected
+from agent_os.kernel import beneath
+from agent_os.kernel.workspace import protected
 
 _LOGIN_UID = 1000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
-from agent_os.kernel.sources import check_source, first_unreadable, masks
+from agent_os.kernel.workspace.sources import check_source, first_unreadable, masks
 
 
 @pytest.fixture

@@ -19,11 +19,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
-from agent_os.kernel.addresses import Address, Decision, Grant, decide, decide_addresses, endpoint, parse_grant
-from agent_os.kernel.attempt import Attempt, Connection, Limits, Stop, explain
-from agent_os.kernel.visit import CHUNK, Visit
-
-__all__ = ["Connection", "Egress", "Grant", "Limits", "Resolver", "parse_grant"]
+from agent_os.kernel.egress.addresses import Address, Decision, Grant, decide, decide_addresses, endpoint
+from agent_os.kernel.egress.attempt import Attempt, Connection, Limits, Stop, explain
+from agent_os.kernel.egress.visit import CHUNK, Visit
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 

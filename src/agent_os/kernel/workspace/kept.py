@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from agent_os.abi.errors import EACCES, EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
-from agent_os.kernel import beneath, changes, protected
-from agent_os.kernel.changes import Change, CopyBase
-from agent_os.kernel.landing import Intent, Landing, Report, select, write_json
+from agent_os.kernel import beneath
+from agent_os.kernel.workspace import changes, protected
+from agent_os.kernel.workspace.changes import Change, CopyBase
+from agent_os.kernel.workspace.landing import Intent, Landing, Report, select, write_json
 
 MODES = ("overlay", "copy", "bind", "tmpfs")
 _KEPT = ("overlay", "copy")  # modes that leave something to decide about

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.kernel.prefixes import (
+from agent_os.kernel.guest.prefixes import (
     Private,
     Shebang,
     candidates,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent_os.abi.errors import EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
-from agent_os.kernel.changes import Change
 from agent_os.kernel.workspace import Workspace, Workspaces, digest, new_name
+from agent_os.kernel.workspace.changes import Change
 from overlay import agent_writes, tree
 
 

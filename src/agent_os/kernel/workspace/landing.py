@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from agent_os.abi.errors import EINVAL, EIO, ENOSPC
 from agent_os.kernel import beneath
-from agent_os.kernel.changes import PERMISSIONS, Change
+from agent_os.kernel.workspace.changes import PERMISSIONS, Change
 
 INTENT = "intent.json"
 _RESERVE = 1 << 20  # room left for directories and the intent itself

@@ -1,0 +1,15 @@
+"""Guests: any unmodified command as an agent. What it needs to see, and the environment it gets."""
+
+from agent_os.kernel.guest.environment import Mount, environment, parse_duration, parse_env, parse_mount
+from agent_os.kernel.guest.program import INTERPRETERS, Program, resolve
+
+__all__ = [
+    "INTERPRETERS",
+    "Mount",
+    "Program",
+    "environment",
+    "parse_duration",
+    "parse_env",
+    "parse_mount",
+    "resolve",
+]
