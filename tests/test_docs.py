@@ -142,5 +142,5 @@ def test_an_invented_verb_or_flag_is_found(text: str, found: list[str]) -> None:
 
 
 def test_an_invented_file_is_found() -> None:
-    text = "`kernel/guest.py`, `kernel/ghost.py`, `docs/sandbox.md`, `tests/nothing/`, `kernel/unprivileged_bpf`"
+    text = "`kernel/process.py`, `kernel/ghost.py`, `docs/sandbox.md`, `tests/nothing/`, `kernel/unprivileged_bpf`"
     assert list(missing_files(text)) == ["kernel/ghost.py", "tests/nothing/"]
