@@ -182,7 +182,8 @@ def test_uv_makes_a_venv_and_installs_a_wheel_inside_and_the_project_stays_clean
         f" {tool} run --offline --no-project --python .venv/bin/python"
         " python -c 'import greeting; print(greeting.TEXT)'"
     )
-    shown = [word for place in (tool, sys.base_prefix) for word in ("--mount", prefix_of(place))]
+    places = [prefix_of(place) for place in (tool, sys.base_prefix)]
+    shown = [word for place in places if place != "/usr" for word in ("--mount", place)]
     ran = machine.run("bash", "-c", script, flags=shown)
     assert (ran.code, ran.lines) == (0, ["from a wheel"]), ran.err
     assert ran.seen <= holding(machine, tool, sys.base_prefix)

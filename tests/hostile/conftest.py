@@ -28,5 +28,6 @@ def no_orphan_can_hide() -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     report = sys.modules.get("hostile.report")
-    for line in report.lines() if report else ():
-        terminalreporter.write_line(line)
+    if report and report.KIND:
+        for line in (*report.lines(), f"kept in {report.save(terminalreporter.config.rootpath)}"):
+            terminalreporter.write_line(line)

@@ -29,8 +29,6 @@ def _control(id: str) -> str:
 
 
 def lines() -> list[str]:
-    if not KIND:
-        return []
     kinds = list(KIND)
     out = ["", f"Escape battery, {mode()}, {', '.join(f'{kind}: {LEVEL[kind]}' for kind in kinds)}"]
     out.append(

@@ -57,7 +57,6 @@ def battery(controls: Results) -> Iterator[Battery]:
     yield found
     stage.close()
     lease.release()
-    report.save(Path(__file__).resolve().parents[2])
 
 
 async def _run_all(stage: Stage, lease: spawner.Lease) -> dict[str, harness.Run]:

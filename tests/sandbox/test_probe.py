@@ -60,7 +60,8 @@ def test_this_host_passes_or_says_why() -> None:
 @pytest.mark.integration
 def test_the_canary_finds_holes_in_a_weakened_sandbox(tmp_path: Path) -> None:
     """Positive control: without seccomp, Landlock and the capability drop the same canary gets through."""
-    facts = {"secret_file": str(tmp_path), "home": str(Path.home()), "pid": str(os.getpid()), "variable": "CANARY"}
+    private = {"secret_file": str(tmp_path), "in_home": str(Path.home() / ".profile")}
+    facts = private | {"pid": str(os.getpid()), "variable": "CANARY"}
 
     async def body(launcher: Launcher) -> dict[str, bool]:
         spec = agents.spec_of("native", [canary.__file__, json.dumps(facts)], env={"CANARY": "1"}, min_level="S0")
@@ -81,6 +82,7 @@ def test_the_canary_finds_holes_in_a_weakened_sandbox(tmp_path: Path) -> None:
     # what the namespaces alone hold
     assert {
         "read a host file",
+        "see into the home directory",
         "signal the kernel process",
         "write below /usr",
     } & through == set()

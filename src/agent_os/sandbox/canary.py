@@ -28,7 +28,7 @@ def attempts(facts: dict[str, str]) -> dict[str, Callable[[], object]]:
     """Name → something that raises OSError when the walls hold. What returns has got through."""
     return {
         "read a host file": lambda: _read(facts["secret_file"]),
-        "list the home directory": lambda: os.listdir(facts["home"]),
+        "see into the home directory": lambda: os.lstat(facts["in_home"]),
         "read /etc/shadow": lambda: _read("/etc/shadow"),
         "write below /usr": lambda: _write("/usr/agent-os-canary"),
         "write below /etc": lambda: _write("/etc/agent-os-canary"),

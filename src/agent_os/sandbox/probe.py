@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_os.sandbox import canary, landlock, limits
-from agent_os.sandbox.spawner import Launcher, Process, SandboxError
+from agent_os.sandbox.spawner import Launcher, Process, SandboxError, interpreter_prefixes
 from agent_os.sandbox.spec import SpawnSpec
 
 _SPAWNS = 20
@@ -59,7 +59,12 @@ async def examine() -> tuple[str, list[Check]]:
 async def _canary(launcher: Launcher) -> tuple[str, list[Check]]:
     variable = f"AGENT_OS_CANARY_{secrets.token_hex(4).upper()}"
     with tempfile.NamedTemporaryFile(prefix="agent-os-canary-") as secret:
-        facts = {"secret_file": secret.name, "home": str(Path.home()), "pid": str(os.getpid()), "variable": variable}
+        facts = {
+            "secret_file": secret.name,
+            "in_home": _something_private(),
+            "pid": str(os.getpid()),
+            "variable": variable,
+        }
         os.environ[variable] = "1"
         try:
             output, process = await _run(launcher, [canary.__file__, json.dumps(facts)])
@@ -144,6 +149,15 @@ async def _spawn(
         return await launcher.spawn(spec, streams=(null, null if stdout is None else stdout, null), group=group)
     finally:
         os.close(null)
+
+
+def _something_private() -> str:
+    """Something in the home directory that no agent needs: not on the way to the interpreter."""
+    home = str(Path.home())
+    for name in sorted(os.listdir(home)):
+        if not any(f"{prefix}/".startswith(f"{home}/{name}/") for prefix in interpreter_prefixes()):
+            return f"{home}/{name}"
+    return f"{home}/nothing"
 
 
 def settings() -> dict[str, str]:
