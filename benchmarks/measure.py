@@ -1,12 +1,21 @@
-"""How figures are taken: many samples, sorted; always beside a baseline of the same run."""
+"""How figures are taken: many samples, sorted; always beside a baseline of the same run.
 
+What is compared is sampled in turn (`in_turn`), not one after the other: on a busy machine both meet the same load.
+"""
+
+import asyncio
 import json
+import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+Work = Callable[[], Awaitable[float]]  # does the thing once; returns its milliseconds
 
 
 @dataclass
@@ -15,7 +24,7 @@ class Series:
 
     name: str
     unit: str
-    samples: list[float] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list[float])
 
     @property
     def p50(self) -> float:
@@ -26,22 +35,65 @@ class Series:
         return sorted(self.samples)[max(0, round(len(self.samples) * 0.95) - 1)]
 
 
+@dataclass(frozen=True)
+class Goal:
+    name: str
+    value: float
+    sense: Literal["≤", "≥"]
+    bound: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.bound if self.sense == "≤" else self.value >= self.bound
+
+    def __str__(self) -> str:
+        verdict = "met" if self.met else "MISSED"
+        return f"{self.name:<58} {self.value:9.2f} {self.unit:<6} goal {self.sense} {self.bound:g}: {verdict}"
+
+
 class Report:
-    """Collects series and ratios, prints them as they come, and writes them as JSON."""
+    """Collects series, ratios and goals, prints them as they come, and writes them as JSON."""
 
     def __init__(self) -> None:
         self._series: list[Series] = []
         self._ratios: dict[str, float] = {}
+        self._skipped: dict[str, str] = {}
+        self._notes: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.goals: list[Goal] = []
 
     def add(self, series: Series) -> Series:
         self._series.append(series)
-        line = f"  {series.name:<44} p50 {series.p50:9.2f} {series.unit}"
-        print(line + (f"   p95 {series.p95:9.2f} {series.unit}" if len(series.samples) > 1 else ""), flush=True)
+        line = f"  {series.name:<58} {series.p50:9.2f} {series.unit:<6}"
+        print(line + (f" p95 {series.p95:9.2f}" if len(series.samples) > 1 else ""), flush=True)
         return series
 
-    def ratio(self, name: str, of: Series, to: Series) -> None:
+    def figure(self, name: str, value: float, unit: str) -> Series:
+        return self.add(Series(name, unit, [value]))
+
+    def ratio(self, name: str, of: Series, to: Series) -> float:
         self._ratios[name] = of.p50 / to.p50
-        print(f"  {name:<44} {self._ratios[name]:13.2f} ×", flush=True)
+        print(f"  {name:<58} {self._ratios[name]:9.2f} ×", flush=True)
+        return self._ratios[name]
+
+    def goal(self, name: str, value: float, sense: Literal["≤", "≥"], bound: float, unit: str) -> None:
+        goal = Goal(name, value, sense, bound, unit)
+        self.goals.append(goal)
+        print(f"  {goal}", flush=True)
+
+    def skip(self, name: str, reason: str) -> None:
+        self._skipped[name] = reason
+        print(f"  {name:<58} skipped: {reason}", flush=True)
+
+    def fail(self, name: str, reason: str) -> None:
+        """A benchmark that could not be taken to its end: a defect, not a figure."""
+        self.failed[name] = reason
+        print(f"  {name:<58} FAILED: {reason}", flush=True)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+        print(f"  note: {text}", flush=True)
 
     def write(self, path: Path, mode: str, arguments: Sequence[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +101,40 @@ class Report:
             "mode": mode,
             "machine": platform.machine(),
             "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "load": os.getloadavg(),
             "python": sys.version.split()[0],
             "arguments": list(arguments),
+            "goals": [vars(goal) | {"met": goal.met} for goal in self.goals],
             "ratios": self._ratios,
             "series": [
                 {"name": s.name, "unit": s.unit, "n": len(s.samples), "p50": s.p50, "p95": s.p95} for s in self._series
             ],
+            "skipped": self._skipped,
+            "failed": self.failed,
+            "notes": self._notes,
         }
-        path.write_text(json.dumps(facts, indent=2) + "\n")
+        path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
+async def in_turn(subjects: Mapping[str, Work], rounds: int) -> dict[str, Series]:
+    """One sample of each, again and again. The first round warms up and is not counted."""
+    series = {name: Series(name, "ms") for name in subjects}
+    for turn in range(rounds + 1):
+        for name, work in subjects.items():
+            took = await work()
+            if turn:
+                series[name].samples.append(took)
+    return series
+
+
+def timed(work: Callable[[], object]) -> Work:
+    """A blocking piece of work as a subject. Nothing else runs on the loop meanwhile."""
+
+    async def once() -> float:
+        await asyncio.sleep(0)  # lets the loop finish what the subject before left to do
+        began = time.perf_counter()
+        work()
+        return (time.perf_counter() - began) * 1000
+
+    return once

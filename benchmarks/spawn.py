@@ -1,134 +1,94 @@
-"""How fast agents start and end, and what an idle one costs, beside fork+exec of `true` and a plain Python start."""
+"""How fast agents start, beside fork+exec of `true`, a plain Python start, and other sandboxes on the same machine."""
 
 import asyncio
-import os
-import secrets
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.measure import Report, Series
+from benchmarks import agents, others
+from benchmarks.measure import Report, Series, Work, in_turn, timed
 
 from agent_os.kernel.tools import run_tool
-from agent_os.sandbox.spawner import Launcher, Process
+from agent_os.sandbox.spawner import Launcher
 from agent_os.sandbox.spec import SpawnSpec
 
-ROUNDS = 200
-IDLE = 50
+ROUNDS, QUIET_ROUNDS, QUIET_SECONDS = 200, 40, 0.05
+TRUE = "fork+exec of true (posix_spawn, wait)"
+RAW = "subprocess.run of true, output captured"
+WARM, GROUPED = "warm native agent, to ready", "warm native agent with a cgroup, to ready, after a pause"
+GUEST, TOOL = "guest /bin/true, to exec", "tool /bin/true, whole run"
 
 
-async def run(report: Report) -> None:
-    true = report.add(repeat("fork+exec of true", lambda: subprocess.run(["/bin/true"])))
-    bare = report.add(
-        repeat("python -I -S -c pass", lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "pass"]), 50)
+async def run(report: Report, long: bool) -> None:
+    python = await in_turn(
+        {
+            "python -I -S -c pass": timed(lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "pass"])),
+            "launcher start, to its first spawn (cold)": launcher_start,
+        },
+        rounds=10,
     )
-    cold = Series("launcher start (cold)", "ms")
-    for _ in range(5):
-        began = time.perf_counter()
-        launcher = await Launcher.start()
-        cold.samples.append((time.perf_counter() - began) * 1000)
-        await launcher.close()
-    report.add(cold)
+    bare, cold = map(report.add, python.values())
+    async with agents.launcher() as launcher:
+
+        async def tool() -> float:
+            began = time.perf_counter()
+            await run_tool(launcher, agents.name(), ["/bin/true"])
+            return (time.perf_counter() - began) * 1000
+
+        subjects = {
+            TRUE: timed(agents.fork_exec_true),
+            RAW: timed(lambda: subprocess.run(["/bin/true"], stdin=subprocess.DEVNULL, capture_output=True)),
+            WARM: lambda: agents.spawn_and_end(launcher, agents.native("pass")),
+            GUEST: lambda: agents.spawn_and_end(launcher, SpawnSpec(agents.name(), "guest", argv=["/bin/true"])),
+            TOOL: tool,
+        }
+        series = {name: report.add(one) for name, one in (await in_turn(subjects, ROUNDS)).items()}
+        await after_quiet(report, launcher)
+        await beside_others(report, subjects[TOOL])
+    report.ratio("launcher start / plain Python start", cold, bare)
+    report.ratio("warm native agent / plain Python start", series[WARM], bare)
+    report.ratio("guest, to exec / fork+exec of true", series[GUEST], series[TRUE])
+    report.ratio("tool run / fork+exec of true", series[TOOL], series[TRUE])
+    warm = report.ratio("warm native agent / fork+exec of true", series[WARM], series[TRUE])
+    report.goal("warm native agent / fork+exec of true, p50", warm, "≤", 6, "×")
+    report.goal("warm native agent, p95 (of an idle machine)", series[WARM].p95, "≤", 12, "ms")
+    report.goal("tool run over a raw subprocess, p50", series[TOOL].p50 - series[RAW].p50, "≤", 4, "ms")
+
+
+async def after_quiet(report: Report, launcher: Launcher) -> None:
+    """Joining a cgroup waits for all CPUs unless somebody has just done so: its cost shows only after a pause."""
+    if not agents.can_group():
+        report.skip(GROUPED, "no cgroup of our own on this host")
+        return
+
+    async def one(grouped: bool) -> float:
+        await asyncio.sleep(QUIET_SECONDS)
+        return await agents.spawn_and_end(launcher, agents.native("pass"), grouped=grouped)
+
+    pair = await in_turn({f"{WARM}, after a pause": lambda: one(False), GROUPED: lambda: one(True)}, QUIET_ROUNDS)
+    for series in pair.values():
+        report.add(series)
+
+
+async def launcher_start() -> float:
+    began = time.perf_counter()
     launcher = await Launcher.start()
-    try:
-        warm = report.add(await repeat_async("warm native agent, to ready", lambda: spawn_and_end(launcher, "pass")))
-        guest = report.add(await repeat_async("guest /bin/true, to exec", lambda: guest_true(launcher)))
-        tool = report.add(await repeat_async("tool /bin/true, whole run", lambda: tool_true(launcher)))
-        report.add(await kill_times(launcher))
-        report.add(await idle_memory(launcher))
-    finally:
-        await launcher.close()
-    report.ratio("warm native agent / fork+exec of true", warm, true)
-    report.ratio("warm native agent / plain Python start", warm, bare)
-    report.ratio("guest / fork+exec of true", guest, true)
-    report.ratio("tool run / fork+exec of true", tool, true)
-
-
-def repeat(name: str, work: Callable[[], object], rounds: int = ROUNDS) -> Series:
-    series = Series(name, "ms")
-    for _ in range(rounds):
-        began = time.perf_counter()
-        work()
-        series.samples.append((time.perf_counter() - began) * 1000)
-    return series
-
-
-async def repeat_async(name: str, work: Callable[[], Awaitable[float]], rounds: int = ROUNDS) -> Series:
-    return Series(name, "ms", [await work() for _ in range(rounds)])
-
-
-async def spawn_and_end(launcher: Launcher, code: str) -> float:
-    """Milliseconds until the agent is ready; its end is awaited but not counted."""
-    began = time.perf_counter()
-    process = await start(launcher, SpawnSpec(name(), argv=["-c", code]))
     took = (time.perf_counter() - began) * 1000
-    await process.wait()
-    process.close()
+    await launcher.close()
     return took
 
 
-async def guest_true(launcher: Launcher) -> float:
-    began = time.perf_counter()
-    process = await start(launcher, SpawnSpec(name(), "guest", argv=["/bin/true"]))
-    took = (time.perf_counter() - began) * 1000
-    await process.wait()
-    process.close()
-    return took
-
-
-async def tool_true(launcher: Launcher) -> float:
-    began = time.perf_counter()
-    await run_tool(launcher, name(), ["/bin/true"])
-    return (time.perf_counter() - began) * 1000
-
-
-async def kill_times(launcher: Launcher) -> Series:
-    series = Series("kill of an agent, to nothing left", "ms")
-    for _ in range(50):
-        process = await start(launcher, SpawnSpec(name(), argv=["-c", "import signal; signal.pause()"]))
-        began = time.perf_counter()
-        await process.kill()
-        series.samples.append((time.perf_counter() - began) * 1000)
-        process.close()
-    return series
-
-
-async def idle_memory(launcher: Launcher) -> Series:
-    """What an idle native agent adds: its own share of pages (PSS), as the kernel counts it with many alike."""
-    code = "import signal; signal.pause()"
-    idle = [await start(launcher, SpawnSpec(name(), argv=["-c", code])) for _ in range(IDLE)]
-    series = Series(f"memory of an idle native agent, {IDLE} alive", "MB", [pss_mb(process) for process in idle])
-    for process in idle:
-        await process.kill()
-        process.close()
-    return series
-
-
-async def start(launcher: Launcher, spec: SpawnSpec) -> Process:
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        return await launcher.spawn(spec, streams=(null, null, null))
-    finally:
-        os.close(null)
-
-
-def pss_mb(process: Process) -> float:
-    info = Path(f"/proc/self/fdinfo/{process.pidfd}").read_text()
-    pid = next(line for line in info.splitlines() if line.startswith("Pid:")).split()[1]
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except PermissionError:  # not dumpable: only root may look
-        status = Path(f"/proc/{pid}/status").read_text()
-        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        return int(fields["RssAnon"].split()[0]) / 1024
-    return int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
-
-
-def name() -> str:
-    return f"bench-{secrets.token_hex(4)}"
-
-
-if __name__ == "__main__":
-    asyncio.run(run(Report()))
+async def beside_others(report: Report, tool: Work) -> None:
+    """Each in turn with our own tool run, which does the same work: a box made, `true` run in it, the box gone."""
+    with tempfile.TemporaryDirectory(prefix="agent-os-bench-") as scratch:
+        for other in others.all_others(Path(scratch)):
+            label = f"{other.name} /bin/true, whole run"
+            if why := other.why_not():
+                report.skip(label, why)
+                continue
+            ours = f"tool /bin/true, in turn with {other.name}"
+            pair = await in_turn({label: timed(lambda other=other: other.run(["/bin/true"])), ours: tool}, other.rounds)
+            theirs: Series = report.add(pair[label])
+            report.ratio(f"{other.name} / tool run", theirs, report.add(pair[ours]))
