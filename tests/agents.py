@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agent_os.sandbox.limits import Group
+from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Exit, Launcher, Lease, Process
+from agent_os.sandbox.spawner import SandboxError as SandboxError
 from agent_os.sandbox.spec import SpawnSpec
 
 PATH = "/usr/local/bin:/usr/bin:/bin"

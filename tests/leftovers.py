@@ -49,9 +49,9 @@ def _command_line(pid: int) -> str:
 
 
 def cgroups(kernel: int) -> list[str]:
-    """The groups that the kernel with this pid made, on every cgroup v2 mount."""
+    """The groups that the kernel with this pid made, in every hierarchy."""
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
-    roots = [Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2"]
+    roots = [Path(where) for _, where, kind, *_ in mounts if kind in ("cgroup", "cgroup2")]
     walked = (folder for root in roots for folder, _, _ in os.walk(root))  # other groups may vanish meanwhile
     return sorted(folder for folder in walked if os.path.basename(folder).startswith(f"agent-os-{kernel}-"))
 
@@ -69,7 +69,8 @@ def mounts(place: Path) -> list[str]:
 
 def files(state: Path) -> list[str]:
     """What a state directory holds beyond its record and the workspaces somebody may still decide about."""
-    found = [entry.name for entry in state.iterdir() if entry.name not in ("record.jsonl", "work")]
+    found = [entry.name for entry in state.iterdir() if entry.name not in ("record.jsonl", "work", "run")]
+    found += [f"run/{entry.name}" for entry in (state / "run").glob("*")]  # doors of running agents
     work = state / "work"
     if work.is_dir():
         found += [f"work/{entry.name}" for entry in work.iterdir() if not (entry / "meta.json").is_file()]

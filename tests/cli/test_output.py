@@ -64,3 +64,11 @@ def test_colour_only_on_a_terminal_and_without_no_color(monkeypatch, stream, no_
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
     assert ("\x1b[" in output.paint("x", "red", stream)) is coloured
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7300, "2h"), (200_000, "2d")],
+)
+def test_an_age_is_one_short_word(seconds: float, text: str) -> None:
+    assert output.age(seconds) == text

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,13 +207,13 @@ def test_a_hostile_file_name_cannot_steer_the_terminal_or_forge_a_line(machine: 
 
 
 def on_terminal(machine: Machine, *words: str, flags: list[str] | None = None) -> tuple[int, bytes]:
-    """Run with a terminal as all three streams; exit code and what the terminal was sent."""
+    """Run with a terminal as all three streams, plain ones for the guest; the code and what the terminal was sent."""
     others = set(leftovers.processes())
     ours, theirs = pty.openpty()
     shown = b""
     try:
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-        with machine.start(*words, flags=flags or [], start_new_session=True, **streams) as process:
+        with machine.start(*words, flags=["-T", *(flags or [])], start_new_session=True, **streams) as process:
             os.close(theirs)
             with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
                 while data := os.read(ours, 65536):
@@ -570,9 +571,9 @@ def test_when_agentctl_itself_is_killed_nothing_survives_and_the_next_run_tidies
         gone = leftovers.becomes_true(lambda: set(leftovers.processes()) <= others, 1.0)
         assert gone, {pid: text for pid, text in leftovers.processes().items() if pid not in others}
     (kept,) = machine.workspaces()
-    assert machine.agentctl("diff", kept).code == 0
     assert machine.run("true").code == 0
     machine.nothing_is_left(process.pid, others)
+    assert machine.agentctl("diff", kept).code == 0
     assert machine.agentctl("discard", kept, "--yes").code == 0
     assert machine.workspaces() == []
 
@@ -648,3 +649,17 @@ def test_an_orphan_is_still_found(machine: Machine) -> None:
     (left,) = set(leftovers.processes()) - others
     os.kill(left, signal.SIGKILL)
     os.waitpid(left, 0)
+
+
+def test_somebody_in_a_hurry_need_not_read_what_the_guest_wrote(machine: Machine) -> None:
+    """Two signals end agentctl although nobody takes its output."""
+    with machine.start("yes") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"y\n"
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert process.returncode == 130

@@ -6,8 +6,10 @@ Standard library only; runs as a guest, a tool or a native agent, and without a 
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -80,7 +82,8 @@ def slip() -> None:
     os.symlink("/etc/passwd", "outward")
     os.symlink("../../../../etc", "upward")
     write("program")
-    os.chmod("program", 0o6755)
+    with contextlib.suppress(PermissionError):  # refused by the sandbox; without it, the commit must
+        os.chmod("program", 0o6755)
     ready()
 
 
@@ -135,6 +138,43 @@ def daemon(stay: str) -> None:
         wait()
 
 
+def flood(address: str, port: str, count: str, hands: str) -> None:
+    """So many connections as fast as possible; then it holds them, drips bytes into them and goes on opening more.
+
+    Some say nothing, others begin a request of every protocol there is and never end it. With several hands, because
+    a full backlog makes each wait.
+    """
+    read, written = os.pipe()
+    for _ in range(int(hands)):
+        if os.fork() == 0:
+            _drip((address, int(port)), int(count) // int(hands), written)
+    for _ in range(int(hands)):
+        os.read(read, 1)
+    ready()
+    wait()
+
+
+def _drip(place: tuple[str, int], count: int, done: int) -> None:
+    words = (b"", b"GET http://granted.test/ HTTP/1.1\r\nX: ", b"CONNECT g", b"\x05", b"\x05\x01\0\x05\x01\0\x03\xff")
+    held: list[socket.socket] = []
+    for turn in itertools.count(1):
+        try:
+            sock = socket.create_connection(place, timeout=5)
+            held.append(sock)
+            sock.setblocking(False)
+            sock.send(words[turn % len(words)])
+        except OSError:  # no descriptor is left: most of the later ones were turned away already
+            while len(held) > 300:
+                held.pop().close()
+        if held:
+            with contextlib.suppress(OSError):
+                held[turn % len(held)].send(b"x")
+        if turn == count:
+            os.write(done, b"x")
+        if turn >= count:
+            time.sleep(0.05)  # the pace of one that wants to last
+
+
 def deaf() -> None:
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
@@ -144,7 +184,7 @@ def deaf() -> None:
         time.sleep(1)
 
 
-ACTS = {act.__name__: act for act in (links, swap, protected, slip, special, names, show, storm, daemon, deaf)}
+ACTS = {act.__name__: act for act in (links, swap, protected, slip, special, names, show, storm, daemon, flood, deaf)}
 
 if __name__ == "__main__":
     ACTS[sys.argv[1]](*sys.argv[2:])

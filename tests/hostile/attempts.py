@@ -1,7 +1,7 @@
 """What a hostile program tries: one function per attempt, numbered as in the specification of the sandbox (§11).
 
-Runs as a guest, a tool, a native agent, or without any sandbox (the positive control). In: a JSON file with targets
-and the attempts to make. Out: one JSON line per attempt on stdout: `succeeded`, `refused`, `n/a` or `broken`.
+The first group; `battery` holds the table of all, and is what runs as a guest, a tool, a native agent, or without any
+sandbox (the positive control). Out: one JSON line per attempt on stdout: `succeeded`, `refused`, `n/a` or `broken`.
 Standard library only, and everything is imported before the first attempt, because one may close the file system.
 
 An attempt succeeds only if its effect was read back. Detection: C: the canary `SECRET-…` was seen; H: the host's state
@@ -28,7 +28,6 @@ import ssl
 import stat
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,20 +59,28 @@ class Attempt:
     control: str  # where it must succeed: plain or box; "n/a: reason"; "recorded: reason" is not promised, not judged
     take: Callable[[Targets], object]
     fine: frozenset[int]  # errors of refusal beyond the usual
+    kinds: tuple[str, ...]  # of sandbox in which it makes sense; empty: all
 
 
 ATTEMPTS: dict[str, Attempt] = {}
 
 
 def attempt(
-    id: str, name: str, group: str, detect: str, layers: str, control: str = "plain", fine: tuple[int, ...] = ()
+    id: str,
+    name: str,
+    group: str,
+    detect: str,
+    layers: str,
+    control: str = "plain",
+    fine: tuple[int, ...] = (),
+    kinds: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Targets], object]], Callable[[Targets], object]]:
     """`layers`: words, each with an optional `:ABI`. `control`: plain = an unprivileged user; box = root of a
     throw-away user namespace of that user."""
 
     def register(take: Callable[[Targets], object]) -> Callable[[Targets], object]:
         named = {word.partition(":")[0]: int(word.partition(":")[2] or 1) for word in layers.split()}
-        ATTEMPTS[id] = Attempt(id, name, group, detect, named, control, take, frozenset(fine))
+        ATTEMPTS[id] = Attempt(id, name, group, detect, named, control, take, frozenset(fine), kinds)
         return take
 
     return register
@@ -354,8 +361,13 @@ def _write_over(path: str, value: bytes) -> None:
 
 @attempt("18", "the kernel's own files in /proc (kcore, kallsyms, …)", PROC, "R", "namespaces")
 def kcore(t: Targets) -> object:
-    names = ("kcore", "kallsyms", "kmsg", "iomem", "modules", "version", "cmdline")
-    return first_that_works({name: lambda name=name: len(read(f"/proc/{name}")) for name in names})
+    def size(name: str) -> str:
+        if not (found := len(read(f"/proc/{name}"))):
+            raise Refused("there, but empty")
+        return f"{found} bytes"
+
+    names = ("kcore", "kallsyms", "kmsg", "iomem", "modules", "cmdline")
+    return first_that_works({name: lambda name=name: size(name) for name in names})
 
 
 @attempt("19", "list /sys", PROC, "R", "namespaces landlock")
@@ -941,7 +953,7 @@ def modify_ldt(t: Targets) -> object:
     return "an entry of our own is in the table"
 
 
-@attempt("62", "TIOCSTI: a byte typed into the terminal", KERNEL, "R", "namespaces seccomp")
+@attempt("62", "TIOCSTI: a byte typed into the terminal", KERNEL, "R", "seccomp launcher")
 def tiocsti(t: Targets) -> object:
     with contextlib.suppress(OSError):
         os.setsid()
@@ -1073,11 +1085,11 @@ def through_proxy(t: Targets, first: bytes, then: bytes = b"") -> bytes:
         return answer
 
 
-def _connect(t: Targets, place: str, then: bytes = b"\r\n") -> bytes:
+def connect_through(t: Targets, place: str, then: bytes = b"\r\n") -> bytes:
     return through_proxy(t, f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode(), then)
 
 
-def _get(t: Targets, host: str) -> bytes:
+def get_through(t: Targets, host: str) -> bytes:
     return through_proxy(t, f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
 
 
@@ -1086,7 +1098,7 @@ def data_in_name(t: Targets) -> object:
     name = f"{t['label']}.denied.test"
     with contextlib.suppress(OSError, UnicodeError):
         socket.getaddrinfo(name, 443)
-    return gather([lambda: _connect(t, f"{name}:443"), lambda: _get(t, name)])
+    return gather([lambda: connect_through(t, f"{name}:443"), lambda: get_through(t, name)])
 
 
 METADATA = ["169.254.169.254", "2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.254.43518", "0xa9.0xfe.43518"]
@@ -1102,13 +1114,13 @@ METADATA += [
 
 @attempt("73", "metadata addresses in every spelling", NETWORK, "C", "egress")
 def metadata(t: Targets) -> object:
-    takes: list[Callable[[], object]] = [lambda host=host: _get(t, host) for host in METADATA]
-    return gather(takes + [lambda host=host: _connect(t, f"{host}:80") for host in METADATA])
+    takes: list[Callable[[], object]] = [lambda host=host: get_through(t, host) for host in METADATA]
+    return gather(takes + [lambda host=host: connect_through(t, f"{host}:80") for host in METADATA])
 
 
 @attempt("75", "CONNECT to ports 22 and 25 of an allowed host", NETWORK, "C", "egress")
 def odd_ports(t: Targets) -> object:
-    return gather([lambda port=port: _connect(t, f"granted.test:{port}") for port in (22, 25)])
+    return gather([lambda port=port: connect_through(t, f"granted.test:{port}") for port in (22, 25)])
 
 
 @attempt("76", "TLS for another name than the CONNECT", NETWORK, "C", "egress")
@@ -1117,14 +1129,14 @@ def other_sni(t: Targets) -> object:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing, server_hostname="other.test")
     with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
-    return _connect(t, "granted.test:443", outgoing.read())
+    return connect_through(t, "granted.test:443", outgoing.read())
 
 
 @attempt("77", "follow a redirect to a denied host", NETWORK, "C", "egress")
 def redirect(t: Targets) -> object:
-    answer = _get(t, "granted.test")
+    answer = get_through(t, "granted.test")
     found = re.search(rb"Location: http://([a-z.]+)/", answer, re.IGNORECASE)
-    return _get(t, found[1].decode()) if found else answer.replace(b"SECRET", b"no redirect: ")
+    return get_through(t, found[1].decode()) if found else answer.replace(b"SECRET", b"no redirect: ")
 
 
 @attempt("77b", "a Host header for another host than the one asked for", NETWORK, "C", "egress")
@@ -1153,8 +1165,8 @@ def smuggled(t: Targets) -> object:
 def proxy_loopback(t: Targets) -> object:
     hosts = ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "127.1", "0x7f000001", "[::ffff:127.0.0.1]", "[::]"]
     hosts += ["loopback.granted.test"]
-    takes: list[Callable[[], object]] = [lambda host=host: _connect(t, f"{host}:{t['port']}") for host in hosts]
-    return gather(takes + [lambda host=host: _get(t, f"{host}:{t['port']}") for host in hosts])
+    takes: list[Callable[[], object]] = [lambda host=host: connect_through(t, f"{host}:{t['port']}") for host in hosts]
+    return gather(takes + [lambda host=host: get_through(t, f"{host}:{t['port']}") for host in hosts])
 
 
 # ---------------------------------------------------------------------------------------------------------------- leaks
@@ -1344,17 +1356,3 @@ def own_descriptors() -> dict[str, str]:
         with contextlib.suppress(OSError):  # the listing's own is gone already
             found[name] = os.readlink(f"/proc/self/fd/{name}")
     return found
-
-
-def main() -> None:
-    """argv: the file with {ids, targets}. Waits for a line on stdin first, so that who we are can be checked."""
-    inherited = own_descriptors()
-    sys.stdin.readline()
-    with open(sys.argv[1]) as file:
-        config = json.load(file)
-    run(config["ids"], config["targets"] | {"descriptors": inherited})
-    print(json.dumps({"end": True, "uid": os.geteuid()}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ sys.path[:0] = CONFIG["path"]
 
 from agent_os.sandbox import landlock, limits, seccomp, syscalls  # noqa: E402
 from agent_os.sandbox.spec import Limits  # noqa: E402
-from hostile import attempts  # noqa: E402
+from hostile import attempts, battery  # noqa: E402
 
 BOX = attempts.NEWUSER | attempts.NEWNS | attempts.NEWPID | attempts.NEWNET | attempts.NEWUTS | attempts.NEWIPC
 CGROUP = 0x2000000
@@ -34,7 +34,7 @@ def main() -> None:
     if CONFIG["box"] and os.fork() == 0:  # somebody who was there before, outside every attempt
         time.sleep(60)
         os._exit(0)
-    attempts.run(CONFIG["ids"], targets, private_mounts=CONFIG["box"])
+    battery.run(CONFIG["ids"], targets, private_mounts=CONFIG["box"])
     print(json.dumps({"end": True, "uid": os.geteuid()}), flush=True)
     os._exit(0)
 
@@ -75,6 +75,8 @@ def enter_box(targets: attempts.Targets) -> attempts.Targets:
     syscalls.mount("tmpfs", "/usr/share")
     with open("/etc/shadow", "wb") as file:
         file.write(secret)
+    open(f"{top}/empty", "w").close()
+    bind(f"{top}/empty", "/proc/interrupts")  # something covered, to be uncovered
     victim = os.fork()
     if victim == 0:
         time.sleep(60)
@@ -111,7 +113,8 @@ def apply(layer: str, targets: attempts.Targets) -> None:
         mine = sum(
             1 for name in os.listdir("/proc") if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid()
         )
-        limits.apply_rlimits(Limits(pids=mine + 20, as_mb=None, nofile=256))
+        limits.apply_rlimits(Limits(pids=mine + 20))
+        limits.bound_descriptors(Limits())
         return
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if layer == "landlock":

@@ -21,10 +21,11 @@ from pathlib import Path
 import agent_os
 from agent_os.kernel import egress
 from agent_os.sandbox import spawner
-from agent_os.sandbox.limits import Group
+from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Limits, SpawnSpec, Workspace
 from hostile import attempts, hoststate
-from hostile.attempts import ATTEMPTS
+from hostile.attempts_network import ROUTED
+from hostile.battery import ATTEMPTS
 from hostile.stage import HERE, FarSide, OpenProxy, Stage, ordinary_uid, root_mode
 
 SOURCES = str(Path(agent_os.__file__).resolve().parent.parent)
@@ -98,7 +99,7 @@ def spec_of(kind: str, stage: Stage, command: Sequence[str]) -> tuple[SpawnSpec,
         workspace=Workspace("bind" if kind == "tool" else "overlay", at),
         binds=binds,
         masks=stage.masks(at),
-        limits=replace(GUEST_LIMITS, pids=64) if kind == "guest" else Limits(),
+        limits=replace(GUEST_LIMITS, memory_mb=1024, pids=64, tmp_mb=64) if kind == "guest" else Limits(),
     )
     shown["lower"] = project
     if kind != "tool":
@@ -127,8 +128,14 @@ def targets_inside(stage: Stage, spec: SpawnSpec) -> attempts.Targets:
         "ro_file": "/battery/read-only",
         "bound_socket": "/battery/service",
         "bound_datagram": "/battery/datagrams",
+        "victim_file": "/battery/victim",
     }
-    found = stage.targets(work=at, masked_in=sorted({at, "/work"}), pids=spec.limits.pids, **payload)
+    limits = {name: getattr(spec.limits, name) for name in ("pids", "nofile", "as_mb", "fsize_mb")}
+    full = {"tmp": ("/tmp", spec.limits.tmp_mb, 65536), "shm": ("/dev/shm", 16, 4096)}
+    outside = [f"{stage.base}/beyond", "/battery", "/usr/local/share", "/etc"]
+    found = stage.targets(
+        work=at, masked_in=sorted({at, "/work"}), full=full, outside=outside, inside=True, **limits, **payload
+    )
     programs: list[str] = found["setuid_programs"]
     found["setuid_programs"] = ["/battery/setuid", *programs]
     return found
@@ -144,9 +151,10 @@ async def run_inside(
     min_level: str = "S2",
 ) -> Run:
     """One spawn that makes these attempts, one after the other."""
-    spec, shown = spec_of(kind, stage, ["/battery/attempts.py", "/battery/config.json"])
+    spec, shown = spec_of(kind, stage, ["/battery/hostile/battery.py", "/battery/config.json"])
     spec = replace(spec, min_level=min_level)  # type: ignore[arg-type]
-    config = {"ids": list(ids), "targets": targets_inside(stage, spec)}
+    ids = [id for id in ids if kind in (ATTEMPTS[id].kinds or KINDS)]
+    config = {"ids": ids, "targets": targets_inside(stage, spec)}
     (stage.base / "payload/config.json").write_text(json.dumps(config))
     process, stdin, stdout, stderr = await spawn(launcher, lease, spec, shown)
     far = FarSide(stage.secret)
@@ -192,7 +200,7 @@ async def act(
     launcher: spawner.Launcher, lease: spawner.Lease, stage: Stage, kind: str, *words: str
 ) -> tuple[spawner.Process, int, int]:
     """Start one of the actors; returns when it says that it is at work. With our ends of its stdin and stdout."""
-    spec, shown = spec_of(kind, stage, ["/battery/actors.py", *words])
+    spec, shown = spec_of(kind, stage, ["/battery/hostile/actors.py", *words])
     process, stdin, stdout, stderr = await spawn(launcher, lease, spec, shown)
     os.close(stderr)
     said = await asyncio.to_thread(os.read, stdout, 5)
@@ -204,7 +212,7 @@ async def act(
 async def proxy(listeners: Sequence[socket.socket], far: FarSide, seen: list[egress.Connection]) -> AsyncIterator[None]:
     """The product's proxy on the listener, if there is one, with the far side in place of the internet."""
     grants = [egress.parse_grant(text) for text in ("granted.test", "*.granted.test")]
-    served = egress.Egress("battery", grants, seen.append, resolve=far.resolve)
+    served = egress.Egress("battery", grants, seen.append, resolve=far.resolve, routed=[ROUTED])
     # The one seam: where the proxy would open a connection. A KeyError here means that it dials in another way now.
     room = egress.Egress._dial.__globals__
     real, room["_connect"] = room["_connect"], far.dial
@@ -221,8 +229,7 @@ async def proxy(listeners: Sequence[socket.socket], far: FarSide, seen: list[egr
 def _from_outside(results: Results, stage: Stage, far: FarSide, logs: list[str], output: str) -> Results:
     """What the attempts cannot know of their own effect: names asked for, places dialled, secrets in any log."""
     found = dict(results)
-    if "72" in found and any(stage.label in name for name in far.resolved):
-        found["72"] = Result("72", "succeeded", "the resolver saw the data")
+    found |= {id: result for id, result in _carried(stage, far).items() if id in found}
     if far.forbidden and "73" in found:
         found["73"] = Result("73", "succeeded", f"dialled {far.forbidden}")
     said = " ".join(result.detail for result in results.values() if result.outcome == "succeeded")
@@ -231,6 +238,13 @@ def _from_outside(results: Results, stage: Stage, far: FarSide, logs: list[str],
     if any(stage.secret in log for log in logs):
         found["log"] = Result("log", "succeeded", "the secret is in a log of the proxy or the resolver")
     return found
+
+
+def _carried(stage: Stage, far: FarSide) -> Results:
+    """Data that went out in a name."""
+    marks = {"72": f"{stage.label}.denied", "72b": f"{stage.label}-by-socks"}
+    seen = "\n".join(far.resolved)
+    return {id: Result(id, "succeeded", "the resolver saw the data") for id, mark in marks.items() if mark in seen}
 
 
 def _host_uid(pidfd: int) -> int:
@@ -317,8 +331,7 @@ def run_controls(stage: Stage) -> Results:
     results = run_outside(stage, ids, proxy=open_proxy.address)
     open_proxy.close()
     far.close()
-    if any(stage.label in name for name in far.resolved):
-        results["72"] = Result("72", "succeeded", "the resolver saw the data")
+    results |= _carried(stage, far)
     results["84"] = equal_streams_after_a_bare_fork()
     for one in ATTEMPTS.values():
         if one.control not in ("plain", "box"):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent_os.sandbox.limits import unified_mount
+from agent_os.sandbox.hierarchies import unified_mount
 
 # What the kernel itself changes all the time, or what reading would trigger.
 _RESTLESS = (

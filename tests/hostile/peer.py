@@ -38,7 +38,9 @@ def main() -> None:
     key = libc.syscall(ADD_KEY, b"user", config["key_name"].encode(), secret, len(secret), USER_KEYRING)
 
     def mark(number: int, frame: object) -> None:
-        os.close(os.open(config["signal_mark"], os.O_CREAT | os.O_WRONLY, 0o644))
+        fd = os.open(config["signal_mark"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        os.write(fd, b"x")  # one for every signal
+        os.close(fd)
 
     signal.signal(signal.SIGUSR1, mark)
     print(json.dumps({"pid": os.getpid(), "address": address, "fd": held, "port": port, "key": key}), flush=True)

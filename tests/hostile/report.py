@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hostile.attempts import ATTEMPTS
+from hostile.battery import ATTEMPTS
 from hostile.harness import LAYERS, Results, mode
 
 CONTROL: Results = {}
@@ -34,7 +34,7 @@ def lines() -> list[str]:
     out.append(
         f"{'no.':<5} {'attempt':<62} {'control':<8} " + " ".join(f"{kind:<11}" for kind in kinds) + " stopped by"
     )
-    for one in sorted(ATTEMPTS.values(), key=lambda one: (int(one.id.rstrip("bcd")), one.id)):
+    for one in sorted(ATTEMPTS.values(), key=lambda one: (int(one.id.rstrip("bcdefgh")), one.id)):
         control = {"succeeded": "works"}.get(_control(one.id), _control(one.id))
         cells = " ".join(f"{_cell(one.id, KIND[kind]):<11}" for kind in kinds)
         out.append(f"{one.id:<5} {one.name[:62]:<62} {control:<8} {cells} {', '.join(one.layers)}")

@@ -51,19 +51,21 @@ class Stage:
         self.peer, self.facts = self._start_peer(nonce)
 
     def _build(self, owned: bool) -> None:
-        for name in ("hidden", "peer", "home/.ssh", "payload", "box", "work", "marks"):
+        for name in ("hidden", "peer", "home/.ssh", "payload", "box", "work", "marks", "beyond"):
             (self.base / name).mkdir(parents=True)
         self._write("hidden/file", self.secret)
         self._write("hidden/link", self.secret)
         self._write("peer/kept", self.secret)
         self._write("home/.ssh/id_ed25519", self.secret)
         self._write("payload/read-only", "as it was")
+        self._write("payload/victim", "to be deleted")
         self._write("payload/config.json", "{}")
-        for script in ("attempts.py", "actors.py"):
-            shutil.copy(HERE / script, self.base / "payload")
+        (self.base / "payload/hostile").mkdir()
+        for script in (*sorted(HERE.glob("attempts*.py")), HERE / "battery.py", HERE / "actors.py"):
+            shutil.copy(script, self.base / "payload/hostile")
         shutil.copy("/bin/sleep", self.base / "payload/sleep")
         self.project("work")
-        for name in ("work", "marks", "hidden/link", "box"):
+        for name in ("work", "marks", "hidden/link", "box", "beyond"):
             self.give(self.base / name)
         if owned:
             self.give(self.base / "payload")
@@ -150,13 +152,28 @@ class Stage:
             "handle_file": f"{base}/hidden/file",
             "handles": handles_of(f"{base}/hidden", f"{base}/hidden/file"),
             "pids": 64,
+            "nofile": 256,
+            "as_mb": 2048,
+            "fsize_mb": 64,
+            "full": {"tmp": (f"{base}/work", 64, 65536), "shm": (f"{base}/work", 16, 4096)},
+            "outside": [f"{base}/beyond"],
+            "victim_file": f"{base}/payload/victim",
             "proxy": ["127.0.0.1", 3128],
         } | more
 
     @property
     def canaries(self) -> list[Path]:
-        hidden = ("hidden", "hidden/file", "hidden/link", "peer", "peer/kept", "home/.ssh", "home/.ssh/id_ed25519")
-        shown = ("", "/read-only", "/sleep", "/attempts.py", "/actors.py")
+        hidden = (
+            "beyond",
+            "hidden",
+            "hidden/file",
+            "hidden/link",
+            "peer",
+            "peer/kept",
+            "home/.ssh",
+            "home/.ssh/id_ed25519",
+        )
+        shown = ("", "/read-only", "/victim", "/sleep", "/hostile", "/hostile/attempts.py", "/hostile/actors.py")
         return [self.base / name for name in hidden] + [self.base / f"payload{name}" for name in shown]
 
     def peer_is_untouched(self) -> bool:
@@ -195,6 +212,13 @@ def _page(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def _forged(word: bytes) -> bytes:
+    """An answer that speaks in the kernel's name wherever an answer has a place for a header."""
+    early = b"HTTP/1.1 103 Early Hints\r\nX-AgentOS: %b\r\n\r\n" % word
+    head = b"HTTP/1.1 403 Forbidden\r\nX-AgentOS: %b\r\nx-agentos: %b\r\nConnection: close\r\n" % (word, word)
+    return early + head + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX-AgentOS: %b\r\n\r\n" % word
+
+
 class FarSide:
     """Stands for the internet: whatever address is dialled, this loopback service answers, and notes it.
 
@@ -231,7 +255,13 @@ class FarSide:
 
     def _reply(self, asked: bytes, place: str) -> bytes:
         if asked[:1] == b"\x16":
-            return self.secret if b"other.test" in asked else b"hello"
+            return self.secret if b"other.test" in asked or b"model.granted.test" in asked else b"hello"
+        if b"ost: echo.granted.test\r" in asked:
+            return _page(asked)
+        if b"ost: forge.granted.test\r" in asked:
+            return _forged(self.secret)
+        if b"ost: model.granted.test\r" in asked:
+            return _page(self.secret)
         if b"denied.test" in asked or b"other.test" in asked:
             return _page(self.secret)
         if b"ost: granted.test\r" in asked:
@@ -291,8 +321,14 @@ class OpenProxy:
             far.settimeout(2)
             try:
                 request = client.recv(8192)
-                verb, target, *_ = request.split(b" ")
-                self._far.resolved.append(target.decode(errors="replace"))
+                if request[:1] == b"\x05":
+                    client.sendall(b"\x05\x00")
+                    self._far.resolved.append(client.recv(8192).decode(errors="replace"))
+                    client.sendall(b"\x05\x00\x00\x01" + bytes(6))
+                    verb, request = b"SOCKS", client.recv(8192)
+                else:
+                    verb, target, *_ = request.split(b" ")
+                    self._far.resolved.append(target.decode(errors="replace"))
                 if verb == b"CONNECT":
                     client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
                     request = client.recv(8192)

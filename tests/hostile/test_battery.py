@@ -10,12 +10,12 @@ import pytest
 
 from agent_os.sandbox import spawner
 from hostile import harness, hoststate, report
-from hostile.attempts import ATTEMPTS
+from hostile.battery import ATTEMPTS
 from hostile.harness import KINDS, LAYERS, Results
 from hostile.stage import Stage, ordinary_uid
 
 pytestmark = pytest.mark.hostile
-ENOUGH = 60
+ENOUGH = 105
 
 
 @dataclass

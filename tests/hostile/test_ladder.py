@@ -8,7 +8,7 @@ import pytest
 from agent_os.sandbox import landlock, spawner
 from agent_os.sandbox.spawner import SandboxError
 from hostile import harness
-from hostile.attempts import ATTEMPTS
+from hostile.battery import ATTEMPTS
 from hostile.stage import Stage, ordinary_uid
 
 pytestmark = pytest.mark.hostile

@@ -76,7 +76,7 @@ def _kept(scene: Scene, *words: str) -> Iterator[Workspace]:
     kept = workspaces.create(project, name="kept", mode="overlay", agent_uid=lease.host_uid if root_mode() else None)
 
     async def run() -> None:
-        spec, shown = harness.spec_of("guest", stage, ["/battery/actors.py", *words])
+        spec, shown = harness.spec_of("guest", stage, ["/battery/hostile/actors.py", *words])
         at = str(project)
         spec = replace(spec, cwd=at, workspace=replace(spec.workspace, at=at), masks=[])
         launcher = await spawner.Launcher.start()
@@ -177,6 +177,7 @@ def test_10_protected_files_are_not_committed_without_a_person(scene: Scene) -> 
 def test_11_a_commit_does_not_slip_out_of_the_project(scene: Scene) -> None:
     outside = scene[0].base / "outside"
     with _kept(scene, "slip") as kept:
+        (kept.upper / "program").chmod(0o6755)  # as if it had got that far
         kept.commit(allow_protected=True)
         assert list(outside.iterdir()) == []
         assert not (kept.project / "outward").is_symlink()
@@ -245,7 +246,7 @@ def test_14_replacing_a_bind_source_during_the_spawn_shows_nothing_else(scene: S
         launcher = await spawner.Launcher.start()
         try:
             for _ in range(25):
-                spec, shown = harness.spec_of("guest", stage, ["/battery/actors.py", "show", "/granted/file"])
+                spec, shown = harness.spec_of("guest", stage, ["/battery/hostile/actors.py", "show", "/granted/file"])
                 spec = replace(spec, binds=[*spec.binds, Bind("granted", "/granted")])
                 source = os.open(stage.base / "real/inner", os.O_PATH)
                 named = Path(f"/proc/self/fd/{source}")
@@ -310,7 +311,7 @@ def test_14_moving_the_real_source_away_during_the_spawn_shows_nothing_else(scen
         launcher = await spawner.Launcher.start()
         try:
             for _ in range(25):
-                spec, shown = harness.spec_of("guest", stage, ["/battery/actors.py", "show", "/granted/file"])
+                spec, shown = harness.spec_of("guest", stage, ["/battery/hostile/actors.py", "show", "/granted/file"])
                 spec = replace(spec, binds=[*spec.binds, Bind("granted", "/granted")])
                 try:
                     process, stdin, stdout, stderr = await harness.spawn(

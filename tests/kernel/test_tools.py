@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import agents
+import leftovers
 from agent_os.kernel.tools import ToolResult, run_tool
-from agent_os.sandbox.limits import unified_mount
+from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import Limits
 
@@ -61,6 +62,19 @@ def test_a_tool_that_cannot_start_is_an_error_of_ours_not_output() -> None:
     assert caught.value.step == "exec"
 
 
+def test_a_tool_beyond_its_memory_is_told_apart_from_one_that_failed() -> None:
+    eat = ["python3", "-c", "kept = bytearray(b'x') * (200 << 20)"]
+    if "memory" not in hierarchies.detect().controllers:
+        pytest.skip("cgroup: no memory controller this user may use")
+
+    async def body(launcher: Launcher) -> list[tuple[int, bool]]:
+        few = await run_tool(launcher, "few", eat, limits=Limits(memory_mb=64))
+        enough = await run_tool(launcher, "enough", eat, limits=Limits(memory_mb=400))
+        return [(few.code, few.out_of_memory), (enough.code, enough.out_of_memory)]
+
+    assert agents.drive(body) == [(137, True), (0, False)]
+
+
 def test_a_cancelled_tool_run_leaves_nothing() -> None:
     async def body(launcher: Launcher) -> None:
         before = len(os.listdir("/proc/self/fd"))
@@ -72,8 +86,7 @@ def test_a_cancelled_tool_run_leaves_nothing() -> None:
             await running
         assert not any(Path(f"/proc/{pid}").exists() for pid in waiting)
         assert len(os.listdir("/proc/self/fd")) == before
-        mount = unified_mount()
-        assert mount is None or not list(mount.glob("**/agent-os-*-cancelled"))
+        assert leftovers.cgroups(os.getpid()) == []
 
     agents.drive(body)
 

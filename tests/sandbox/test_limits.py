@@ -1,14 +1,13 @@
-"""Limits that hold without a controller, and the group that kills and freezes."""
+"""Limits that hold on every host, and who is said to enforce which."""
 
 import asyncio
-import os
 import signal
 from dataclasses import asdict
 
 import pytest
 
 import agents
-from agent_os.sandbox import limits
+from agent_os.sandbox import cgroup, limits
 from agent_os.sandbox.spawner import Launcher
 from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
@@ -17,6 +16,21 @@ def test_every_limit_that_is_set_names_its_enforcer() -> None:
     for given in (Limits(), GUEST_LIMITS, Limits(cpu_s=1, wall_s=2.0, cpu_pct=10)):
         wanted = {name for name, value in asdict(given).items() if value is not None}
         assert set(limits.enforcers(given)) == wanted
+
+
+@pytest.mark.integration
+def test_an_enforcer_is_named_for_what_it_really_holds() -> None:
+    given = Limits(memory_mb=64, cpu_pct=10)
+    group = cgroup.Group.create("test-enforcers")
+    try:
+        assert limits.enforcers(given, group)["memory_mb"].startswith("nothing")  # nothing was written yet
+        group.apply(given)
+        said = limits.enforcers(given, group)
+    finally:
+        group.remove()
+    for limit, controller in (("memory_mb", "memory"), ("pids", "pids"), ("cpu_pct", "cpu")):
+        assert ("cgroup v" in said[limit]) == (controller in group.applied)
+    assert limits.enforcers(given, cgroup.Group.create("none", column="rlimits")) == limits.enforcers(given)
 
 
 @pytest.mark.integration
@@ -70,44 +84,3 @@ def test_the_process_limit_is_per_agent() -> None:
             return (await agents.run(launcher, agents.spec_of("guest", ["sh", "-c", "true; echo $(echo free)"]))).output
 
     assert agents.drive(body) == "free\n"
-
-
-@pytest.fixture
-def group() -> limits.Group:
-    made = limits.Group.create("test-limits")
-    if made is None:
-        pytest.skip("cgroup: no cgroup v2 directory this user may create")
-    return made
-
-
-@pytest.mark.integration
-def test_a_group_freezes_thaws_and_kills(group: limits.Group) -> None:
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        with os.fdopen(group.open_procs(), "w") as procs:
-            procs.write(str(pid))
-        assert group.freeze(True)
-        assert group.freeze(False)
-        group.kill()
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    finally:
-        group.remove()
-    assert not group.path.exists()
-
-
-@pytest.mark.integration
-def test_the_group_of_a_dead_kernel_is_swept(group: limits.Group) -> None:
-    gone = os.fork()
-    if gone == 0:
-        os._exit(0)
-    os.waitpid(gone, 0)
-    left = group.path.with_name(f"agent-os-{gone}-left")
-    left.mkdir()
-    group.remove()
-    again = limits.Group.create("test-sweep")
-    assert again
-    again.remove()
-    assert not left.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agents
-from agent_os.sandbox import canary, probe
+from agent_os.sandbox import canary, hierarchies, probe
 from agent_os.sandbox.spawner import Launcher
 
 SETTINGS = {
@@ -51,9 +51,13 @@ def test_no_advice_switches_a_protection_off(name: str) -> None:
 def test_this_host_passes_or_says_why() -> None:
     level, checks = asyncio.run(probe.examine())
     by_name = {check.name: check for check in checks}
-    assert level == "S2"
+    capped = set(hierarchies.CONTROLLERS) == hierarchies.detect().controllers
+    assert level == ("S3" if capped else "S2")
     assert by_name["canary"].status == "ok"
-    assert by_name["isolation"].cause.startswith("S2 of S4")
+    assert by_name["isolation"].cause.startswith(f"{level} of S4")
+    assert by_name["limits"].status == ("ok" if capped else "warn")
+    assert by_name["limits"].cause.startswith("S3, column v" if capped else "S2, not S3: column")
+    assert bool(by_name["limits"].fix) != capped
     assert all(check.fix for check in checks if check.status == "fail")
 
 

@@ -56,7 +56,7 @@ def test_every_denied_call_is_refused(name: str, machine: str) -> None:
 
 
 def test_the_deny_list_is_the_specified_one() -> None:
-    assert len(seccomp.DENIED) == len(set(seccomp.DENIED)) == 78  # mknod and mknodat are judged by their argument
+    assert len(seccomp.DENIED) == len(set(seccomp.DENIED)) == 79  # mknod and mknodat are judged by their argument
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -148,7 +148,15 @@ def test_memory_files_cannot_be_executed_unless_granted() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_fifos_can_be_made_and_devices_cannot(machine: str) -> None:
-    for mode, allowed in ((0o010600, True), (0o100600, True), (0o600, True), (0o060600, False), (0o020600, False)):
+    for mode, allowed in (
+        (0o104755, False),
+        (0o012755, False),
+        (0o010600, True),
+        (0o100600, True),
+        (0o600, True),
+        (0o060600, False),
+        (0o020600, False),
+    ):
         assert ask("mknodat", 0, 0, mode, machine=machine) == (ALLOW if allowed else refusal(errno.EPERM))
     assert ask("mknod", 0, 0o010600) == ALLOW
     assert ask("mknod", 0, 0o140600) == refusal(errno.EPERM)
@@ -163,3 +171,31 @@ def test_a_lent_file_cannot_be_leased(machine: str) -> None:
 def test_only_plain_tcp_and_udp_sockets() -> None:
     for protocol, allowed in ((0, True), (6, True), (17, True), (262, False), (136, False), (1, False)):
         assert ask("socket", INET, STREAM, protocol, net="proxy") == (ALLOW if allowed else refusal(errno.EACCES))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("creat", 1), ("mkdir", 1), ("mkdirat", 2)],
+)
+def test_no_file_becomes_setuid_or_setgid(name: str, before: int, machine: str) -> None:
+    if syscalls.number(name, machine) is None:
+        return
+    for mode, allowed in ((0o755, True), (0o1777, True), (0o4755, False), (0o2755, False), (0o6000, False)):
+        assert ask(name, *[0] * before, mode, machine=machine) == (ALLOW if allowed else refusal(errno.EPERM))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_file_is_made_setuid(machine: str) -> None:
+    create, tmpfile, setuid = 0o100, 0o20200000, 0o4755
+    assert ask("openat", 0, 0, create, setuid, machine=machine) == refusal(errno.EPERM)
+    assert ask("openat", 0, 0, tmpfile, setuid, machine=machine) == refusal(errno.EPERM)
+    assert ask("openat", 0, 0, create, 0o755, machine=machine) == ALLOW
+    assert ask("openat", 0, 0, 0, setuid, machine=machine) == ALLOW  # nothing is made: the argument means nothing
+    assert ask("openat2", machine=machine) == refusal(errno.ENOSYS)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_rename_leaves_no_device_behind(machine: str) -> None:
+    for flags, allowed in ((0, True), (1, True), (2, True), (4, False), (5, False)):
+        assert ask("renameat2", 0, 0, 0, 0, flags, machine=machine) == (ALLOW if allowed else refusal(errno.EPERM))

@@ -12,7 +12,7 @@ import pytest
 
 import agents
 from agent_os.sandbox import spawner
-from agent_os.sandbox.limits import Group
+from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Launcher, SandboxError, lease_uid
 from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Workspace
 
@@ -33,7 +33,7 @@ def shell(script: str, **fields: object) -> agents.SpawnSpec:
 def test_a_guest_is_another_user_in_another_place() -> None:
     ran = agents.drive(lambda box: agents.run(box, shell("id -u; hostname; pwd; echo $$; cat /proc/sys/kernel/x")))
     assert ran.output.splitlines()[:4] == ["1000", "agent", "/work", "2"]
-    assert ran.process.ready.level == "S2"
+    assert ran.process.ready.level == "S2"  # of S3, a cap on its memory is missing
 
 
 def test_no_agent_has_host_uid_zero() -> None:
@@ -299,7 +299,7 @@ def test_a_cancelled_spawn_leaves_no_agent() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asked
         os.close(null)
-        assert group is None or not group.path.exists()
+        assert not any(path.exists() for _, path in group.places)
         return (await agents.run(launcher, shell("echo fine"))).output.splitlines()
 
     assert agents.drive(body) == ["fine"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import leftovers
-from agent_os.sandbox import limits, spawner
+from agent_os.sandbox import cgroup, spawner
 from agent_os.sandbox.confine import STEPS
 from agent_os.sandbox.spawner import Launcher, Lease, Process, SandboxError, lease_uid
 from agent_os.sandbox.spec import SpawnSpec, Workspace
@@ -52,7 +52,7 @@ def leases() -> int:
 
 async def spawn(launcher: Launcher, *argv: str, name: str = "step", lease: Lease | None = None) -> Process:
     """A guest that needs every step: a cgroup, a bound workspace, a network listener."""
-    group = limits.Group.create(name)
+    group = cgroup.Group.create(name)
     directory = os.open("/usr/share", os.O_PATH)
     null = os.open("/dev/null", os.O_RDWR)
     spec = SpawnSpec(

@@ -47,6 +47,11 @@ class ENOENT(AgentOSError):
     severity = FailureSeverity.LOW
 
 
+class ESRCH(AgentOSError):
+    number = 3
+    severity = FailureSeverity.LOW
+
+
 class EIO(AgentOSError):
     number = 5
 

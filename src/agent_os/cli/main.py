@@ -30,9 +30,14 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb("agent_os.cli.run:run", "Agents", "Run any command as an isolated agent.", errors.EXIT_NOT_STARTED),
+    "ps": Verb("agent_os.cli.agents:ps", "Agents", "List the running agents."),
+    "kill": Verb("agent_os.cli.agents:kill", "Agents", "End agents and all they started, at once."),
+    "pause": Verb("agent_os.cli.agents:pause", "Agents", "Hold agents still; their --timeout waits, too."),
+    "resume": Verb("agent_os.cli.agents:resume", "Agents", "Let paused agents go on."),
     "diff": Verb("agent_os.cli.work:diff", "Work", "Show what an agent changed in its workspace."),
     "commit": Verb("agent_os.cli.work:commit", "Work", "Write an agent's changes to the real directory."),
     "discard": Verb("agent_os.cli.work:discard", "Work", "Throw an agent's changes away."),
+    "snapshot": Verb("agent_os.cli.work:snapshot", "Work", "Keep an agent's changes of this moment under a name."),
     "doctor": Verb("agent_os.cli.doctor:doctor", "System", "Check what this machine can isolate, by doing it."),
     "version": Verb("agent_os.cli.version:version", "System", "Show the versions of Agent OS and Python."),
 }

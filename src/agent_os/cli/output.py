@@ -75,6 +75,14 @@ def table(rows: Sequence[Sequence[object]], headings: Sequence[str] = ()) -> str
     return "\n".join(lines)
 
 
+def age(seconds: float) -> str:
+    """`41s`, `9m`, `3h`, `12d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds / length)}{unit}"
+    return f"{max(int(seconds), 0)}s"
+
+
 def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `-o table|json` and `--json`; the command receives `as_json: bool`. The last one given wins."""
 

@@ -4,54 +4,16 @@ Always our pipes, never the operator's descriptors: a file would show a host pat
 that goes to a terminal keeps its colours and loses every other escape sequence.
 """
 
+import asyncio
 import contextlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
 
+from agent_os.cli.tamer import Tamer
+
 _CHUNK = 65536
-# One escape sequence: CSI, a string sequence (OSC, DCS, …) up to its end, or a two-byte one. Also the 8-bit forms in
-# UTF-8, and their first byte alone: what is taken out behind it must not join it with a second one.
-_ESCAPE = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\`-~]"
-    rb"|\xc2(?![\xa0-\xbf])[\x80-\x9f]?",
-    re.DOTALL,
-)
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
-_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?|\xc2)\Z", re.DOTALL)
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\x1b")) + b"\x7f"
-_LONGEST = 4096
-
-
-class Tamer:
-    """Makes output harmless for a terminal, across chunk borders."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        data = self._held + data
-        unfinished = _UNFINISHED.search(data)
-        self._held = data[unfinished.start() :] if unfinished and len(data) - unfinished.start() < _LONGEST else b""
-        return self._tame(data[: len(data) - len(self._held)])
-
-    def end(self) -> bytes:
-        rest, self._held = self._held, b""
-        return self._tame(rest)
-
-    @staticmethod
-    def _tame(data: bytes) -> bytes:
-        pieces: list[bytes] = []
-        position = 0
-        for match in _ESCAPE.finditer(data):
-            pieces.append(data[position : match.start()].translate(None, _CONTROLS + b"\x1b"))
-            if _COLOUR.fullmatch(match[0]):
-                pieces.append(match[0])
-            position = match.end()
-        pieces.append(data[position:].translate(None, _CONTROLS + b"\x1b"))
-        return b"".join(pieces)
 
 
 class Streams:
@@ -68,10 +30,23 @@ class Streams:
         for fd in self.theirs:
             os.close(fd)
 
-    def drain(self) -> None:
-        """Everything the guest wrote is out when this returns."""
-        for pump in self._pumps:
-            pump.join()
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Everything the guest wrote is out when this returns, unless somebody is in a hurry: whoever should read it
+        may never do so."""
+        loop = asyncio.get_running_loop()
+        out = asyncio.Event()
+
+        def wait() -> None:
+            for pump in self._pumps:
+                pump.join()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(out.set)
+
+        threading.Thread(target=wait, daemon=True).start()
+        waiting = [asyncio.create_task(event.wait()) for event in (out, hurry)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
 
 def _feed(source: int, target: int) -> None:

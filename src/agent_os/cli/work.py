@@ -1,9 +1,10 @@
-"""`agentctl diff`, `commit`, `discard`: look at what an agent changed, and decide.
+"""`agentctl diff`, `commit`, `discard`, `snapshot`: look at what an agent changed, and decide.
 
 In: a workspace's name, or the current directory. Out: the changes on stdout; what happened and what is next on stderr.
 All deciding is the kernel's; names and contents come from an agent and are shown escaped.
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import click
 from agent_os import daemon
 from agent_os.abi.errors import EINVAL
 from agent_os.cli.changes import count, say, show, show_patches, tell
-from agent_os.cli.output import output_option, plain, print_json
+from agent_os.cli.output import age, output_option, plain, print_json, table
 
 if TYPE_CHECKING:
     from agent_os.kernel.workspace import Workspace
@@ -109,6 +110,49 @@ def discard(name: str | None, yes: bool, as_json: bool) -> None:
         print_json({**_about(workspace), "discarded": len(changes)})
     else:
         say(f"discarded {workspace.name}: {count(changes)}")
+
+
+@click.command()
+@click.argument("name", metavar="[NAME AS]", required=False)
+@click.argument("as_name", metavar="", required=False)
+@output_option
+def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
+    """Keep the changes of agent NAME, as they are now, under the name AS.
+
+    A running agent is held still while they are copied, and then goes on. Without names: list what is kept.
+    `agentctl run --restore AS` starts with a copy of it; diff, commit and discard take its name.
+
+    \b
+      agentctl snapshot fix-3f2a before-tests
+    """
+    if name is None:
+        _list_kept(as_json)
+        return
+    if as_name is None:
+        raise click.UsageError("a snapshot needs a name: agentctl snapshot NAME AS")
+    kept = asyncio.run(daemon.snapshot(name, as_name))
+    changes = kept.diff()
+    if as_json:
+        print_json({**_about(kept), "of": name, "changes": len(changes)})
+        return
+    say(f"kept {plain(name)} as {kept.name}: {count(changes)}")
+    say(f"next  agentctl run --restore {kept.name} -- CMD   agentctl diff {kept.name}   agentctl commit {kept.name}")
+
+
+def _list_kept(as_json: bool) -> None:
+    kept = daemon.workspaces().list()
+    if as_json:
+        print_json({"kept": [{**_about(one), "kind": _kind(one), "created": one.meta.born / 1e9} for one in kept]})
+        return
+    if not kept:
+        say("nothing is kept: agentctl run --snapshot NAME -- CMD keeps what it changes")
+        return
+    rows = [(one.name, _kind(one), age(time.time() - one.meta.born / 1e9), one.meta.project) for one in kept]
+    click.echo(table(rows, ("NAME", "KIND", "AGE", "PROJECT")))
+
+
+def _kind(workspace: "Workspace") -> str:
+    return "snapshot" if workspace.meta.snapshot else "running" if workspace.running else "ended"
 
 
 def _find(name: str | None) -> "Workspace":

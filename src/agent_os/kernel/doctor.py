@@ -17,7 +17,8 @@ from pathlib import Path
 
 from agent_os.kernel.egress import Connection, Egress
 from agent_os.kernel.egress.addresses import parse_grant
-from agent_os.kernel.process import Host, Order, start
+from agent_os.kernel.plan import Host, Order
+from agent_os.kernel.process import start
 from agent_os.kernel.records import Records
 from agent_os.sandbox.probe import Check
 from agent_os.sandbox.spawner import Launcher

@@ -1,4 +1,4 @@
-"""One guest from order to outcome: decide what it may see, record that, start it, watch it, account for it.
+"""One guest from plan to outcome: record what it may see, start it, watch it, account for it.
 
 Goes in: an `Order` (what the operator asked for, parsed) and three streams. Comes out: an `Outcome`. Owns the guest's
 workspace, proxy, uid and cgroup while it runs; on every way out nothing of them is left but what the operator may keep.
@@ -9,51 +9,30 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, AgentOSError
-from agent_os.kernel import guest
-from agent_os.kernel.egress import Connection, Egress, Grant
-from agent_os.kernel.egress.addresses import Address
+from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, ESRCH, AgentOSError
+from agent_os.kernel import beneath, guest, members
+from agent_os.kernel.egress import Connection, Egress
+from agent_os.kernel.freezer import Freezer
+from agent_os.kernel.plan import Host, Order, Plan, loopback_doors, plan, title
 from agent_os.kernel.records import Records
 from agent_os.kernel.workspace import Workspace, Workspaces, new_name
 from agent_os.kernel.workspace.changes import Change
-from agent_os.kernel.workspace.sources import check_source, masks
-from agent_os.sandbox import limits
+from agent_os.sandbox import cgroup, limits
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
-from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits, SpawnSpec
-from agent_os.sandbox.spec import Workspace as WorkspaceSpec
+from agent_os.sandbox.spec import Limits, SpawnSpec
 
-Mode = Literal["overlay", "bind", "tmpfs"]
-Ending = Literal["exited", "timeout", "interrupted", "disk", "launcher"]
+Ending = Literal["exited", "timeout", "interrupted", "killed", "disk", "memory", "launcher"]
+State = Literal["running", "paused", "ended"]
 Streams = tuple[int, int, int]
 _MB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Order:
-    argv: tuple[str, ...]
-    cwd: Path
-    project: Path | None  # None: an empty workspace in memory
-    mode: Mode = "overlay"
-    mounts: tuple[guest.Mount, ...] = ()
-    net: tuple[Grant, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    limits: Limits = GUEST_LIMITS
-    min_level: Level = "S2"
-
-
-@dataclass(frozen=True)
-class Host:
-    """What a run needs to know of the machine it is on."""
-
-    state: Path
-    home: Path
-    env: Mapping[str, str]
+_MOST_REFUSALS, _MOST_TARGETS = 10_000, 1_000  # of connections: written one by one, and told apart at the end
+_ENTRY_BYTES = 1024  # what a name and an inode cost, however empty
 
 
 @dataclass(frozen=True)
@@ -64,11 +43,36 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Status:
+    """A guest at this moment."""
+
+    name: str
+    state: State
+    level: str
+    limits: str  # what enforces them: the column of docs/sandbox.md
+    pid: int | None  # of its pid 1, on this host
+    kernel: int  # pid of the process that holds it
+    processes: int
+    memory: int  # bytes, resident, of all its processes; pages they share count for each
+    age: float  # seconds
+    command: tuple[str, ...]
+    project: str | None
+
+
+@dataclass(frozen=True)
+class Killed:
+    processes: int
+    survivors: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     name: str
     code: int
     ending: Ending
     level: str
+    limits: Limits
     seconds: float
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]  # what the guest may have missed, and how to give it
@@ -79,32 +83,112 @@ class Outcome:
 class Guest:
     """A running guest. `finish` waits for its end and gives everything back."""
 
-    def __init__(self, plan: "Plan", order: Order, records: Records, process: Process, work: Workspace | None) -> None:
+    def __init__(self, plan: Plan, order: Order, records: Records, process: Process, work: Workspace | None) -> None:
         self.name, self.order, self.process, self.workspace = plan.spec.spawn_id, order, process, work
         self._notes = plan.notes
         self._records = records
         self._refused: Counter[tuple[str, str | None]] = Counter()
+        self._refusals = 0
         self._ending: Ending = "exited"
         self._began = time.monotonic()
+        self._freezer = Freezer(process)
+        self.notice: Callable[[str], None] = lambda line: None  # told what somebody else did to the guest
 
-    def stop(self) -> None:
-        """Ask the guest to end."""
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask the guest to end, or, with SIGKILL, make it."""
         self._ending = "interrupted"
-        self.process.signal(signal.SIGTERM)
+        if number == signal.SIGKILL:
+            self.process.strike()
+        else:
+            self.process.signal(number)
 
     async def kill(self, ending: Ending = "interrupted") -> None:
         """End it now; returns when nothing of it is left."""
         self._ending = ending
         await self.process.kill()
 
+    def status(self) -> Status:
+        found = self._members()
+        state: State = "paused" if self._freezer.paused else "running"
+        return Status(
+            name=self.name,
+            state="ended" if self.process.exited.done() else state,
+            level=self.process.ready.level,
+            limits=self.process.group.column if self.process.group else "rlimits",
+            pid=found[0].pid if found else None,
+            kernel=os.getpid(),
+            processes=len(found),
+            memory=sum(one.memory for one in found),
+            age=time.monotonic() - self._began,
+            command=self.order.argv,
+            project=str(self.order.project) if self.order.project else None,
+        )
+
+    async def end(self, by: str) -> Killed:
+        """Kill on somebody's word; returns when it is true, and says how many processes that were."""
+        began = time.monotonic()
+        self._alive()
+        found = self._members()
+        with suppress(AgentOSError):  # a disk too full for the record must not save it
+            self._records.before(self.name, "kill", by=by, processes=len(found))
+        await self.kill("killed")
+        self.notice(f"killed by {by}")
+        return Killed(len(found), len(members.alive(found)), time.monotonic() - began)
+
+    async def pause(self, by: str) -> bool:
+        """Hold every process of it still; returns when that is true, and whether it was news. Its wall clock stops."""
+        self._alive()
+        with suppress(AgentOSError):  # as for a kill: it takes nothing but time from the guest
+            self._records.before(self.name, "pause", by=by)
+        if changed := await self._freezer.pause():
+            self.notice(f"paused by {by}   go on: agentctl resume {self.name}")
+        return changed
+
+    async def resume(self, by: str) -> bool:
+        self._alive()
+        self._records.before(self.name, "resume", by=by)
+        if changed := await self._freezer.resume():
+            self.notice(f"resumed by {by}")
+        return changed
+
+    async def snapshot(self, name: str, by: str) -> Workspace:
+        """Keep its writes of this moment under a name. It is held still for the copy, and then goes on as it was."""
+        self._alive()
+        work = self.workspace
+        if work is None:
+            reason = f"{self.name} has no layer of its own to keep: its workspace is not an overlay"
+            raise EINVAL("snapshot.nothing", reason, hint="agentctl run without --workspace bind: or tmpfs")
+        kept = Workspaces(work.path.parent.parent)
+        kept.require_free(name)
+        self._records.before(self.name, "snapshot", by=by, name=name)
+        async with self._freezer.held():
+            copy = await asyncio.to_thread(kept.copy, work, name=name, agent_uid=work.meta.agent_uid, keep=True)
+        self.notice(f"snapshot {name} was taken by {by}")
+        return copy
+
+    def refused_at_door(self, why: str) -> None:
+        """Somebody who is not the operator tried to reach it."""
+        self._records.after(self.name, "door refused", why=why)
+
+    def _alive(self) -> None:
+        if self.process.exited.done():
+            raise ESRCH("agent.ended", f"{self.name} has just ended", hint=f"agentctl diff {self.name}")
+
+    def _members(self) -> list[members.Member]:
+        """None once it ended: its pidfd may be closed by then."""
+        init = None if self.process.exited.done() else members.pid_of(self.process.pidfd)
+        return members.members(init) if init else []
+
     async def finish(self) -> Outcome:
         """Wait for the end. If this is cancelled, the guest is killed first and nothing is left."""
-        egress = Egress(self.name, self.order.net, self._saw)
+        egress = Egress(self.name, self.order.net, self._saw, routed=self.order.routed)
         doors = (None, *loopback_doors(self.order.net))
         work = [egress.serve(listener, door) for listener, door in zip(self.process.listeners, doors, strict=True)]
         guards = [asyncio.create_task(one) for one in (self._watch_clock(), self._watch_disk(), *work)]
         try:
             ended = await self.process.wait()
+            if self._ending == "exited" and self.process.ran_out_of_memory():
+                self._ending = "memory"
         finally:
             await self.process.kill()
             for guard in guards:
@@ -116,12 +200,13 @@ class Guest:
         code = {"timeout": 124, "interrupted": 130}.get(self._ending, ended.code)
         seconds = time.monotonic() - self._began
         facts = {"code": code, "ending": self._ending, "seconds": round(seconds, 3), "rusage": ended.rusage}
-        self._records.after(self.name, "exit", **facts)
+        self._records.after(self.name, "exit", **facts, refused_connections=self._refusals)
         return Outcome(
             name=self.name,
             code=code,
             ending=self._ending,
             level=self.process.ready.level,
+            limits=self.order.limits,
             seconds=seconds,
             refusals=tuple(Refusal(what, times, allow) for (what, allow), times in self._refused.items()),
             notes=self._notes,
@@ -130,23 +215,31 @@ class Guest:
         )
 
     def _saw(self, connection: Connection) -> None:
-        """One connection was decided, or has ended: what is about to be dialled is on disk before it is."""
-        write = self._records.after if connection.done else self._records.before
-        write(self.name, "connect", **{k: v for k, v in asdict(connection).items() if k not in ("agent", "time")})
-        if connection.verdict == "deny" and connection.done:
+        """One connection was decided, or has ended: what is about to be dialled is on disk before it is. Refusals cost
+        an agent nothing, so after many they are only counted: it must not fill the disk with them."""
+        refused = connection.verdict == "deny" and connection.done
+        if refused:
             target = f"connect {connection.host}:{connection.port}" if connection.host else connection.reason
-            self._refused[target, connection.allow_flag] += 1
+            if (target, connection.allow_flag) in self._refused or len(self._refused) < _MOST_TARGETS:
+                self._refused[target, connection.allow_flag] += 1
+            self._refusals += 1
+        if not refused or self._refusals <= _MOST_REFUSALS:
+            write = self._records.after if connection.done else self._records.before
+            write(self.name, "connect", **{k: v for k, v in asdict(connection).items() if k not in ("agent", "time")})
 
     async def _watch_clock(self) -> None:
         if self.order.limits.wall_s is not None:
-            await asyncio.sleep(self.order.limits.wall_s)
+            await self._freezer.until_active(self.order.limits.wall_s)
             await self.kill("timeout")
 
     async def _watch_disk(self) -> None:
         """A file has its own bound; their sum is watched. The pause grows with the tree, so watching stays cheap."""
         while self.workspace:
             began = time.monotonic()
-            used = await asyncio.to_thread(disk_used, self.workspace.upper)
+            try:
+                used = await asyncio.to_thread(disk_used, self.workspace.upper)
+            except RecursionError:  # nobody nests directories that deep but to hide something from us
+                used = self.order.limits.disk_mb * _MB + 1
             if used > self.order.limits.disk_mb * _MB:
                 self._records.after(self.name, "disk", used_mb=used // _MB, limit_mb=self.order.limits.disk_mb)
                 await self.kill("disk")
@@ -160,12 +253,16 @@ async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, 
     planned = plan(order, name, host)
     spec, paths = planned.spec, planned.paths
     about = {"argv": spec.argv, "workspace": asdict(spec.workspace), "net": [str(grant) for grant in order.net]}
+    about |= {"restored": order.origin.name if order.origin else None, "snapshot": order.snapshot}
     records.before(name, "spawn", **about, binds=[bind.dst for bind in spec.binds], masks=spec.masks)
     try:
         try:
-            process, workspace = await _spawn(spec, paths, streams, host, launcher)
+            if order.origin and order.origin.meta.mode == "copy":  # a state made without an overlay goes on without one
+                spec = replace(spec, workspace=replace(spec.workspace, mode="bind"))
+            process, workspace = await _spawn(spec, paths, streams, host, launcher, order.origin)
         except SandboxError as problem:
-            if spec.workspace.mode != "overlay" or not (problem.word == "idmap" or problem.step == "C5"):
+            no_overlay = spec.workspace.mode == "overlay" and (problem.word == "idmap" or problem.step == "C5")
+            if order.origin or not no_overlay:
                 raise
             records.after(name, "no overlay", why=problem.why)
             spec = replace(spec, workspace=replace(spec.workspace, mode="bind"))
@@ -174,77 +271,20 @@ async def start(order: Order, streams: Streams, host: Host, launcher: Launcher, 
         error = explain(problem, order) if isinstance(problem, SandboxError) else problem
         records.after(name, "refused", error=str(error))
         raise error from problem
-    facts = asdict(process.ready) | {"limits": asdict(spec.limits), "enforced_by": limits.enforcers(spec.limits)}
-    records.after(name, "spawned", **facts)
+    enforced_by = limits.enforcers(spec.limits, process.group)
+    records.after(name, "spawned", **asdict(process.ready), limits=asdict(spec.limits), enforced_by=enforced_by)
+    planned = replace(planned, notes=planned.notes + guest.unenforced(enforced_by))
     return Guest(planned, order, records, process, workspace)
 
 
-def loopback_doors(grants: Sequence[Grant]) -> list[tuple[Address, int]]:
-    """Granted endpoints of this machine's loopback. Each appears on the guest's own loopback under the same port, since
-    programs rightly do not ask a proxy for 127.0.0.1."""
-    doors = {grant.port: grant.network.network_address for grant in grants if grant.network and grant.is_loopback}
-    return [(address, port) for port, address in doors.items() if port and port != PROXY_PORT]
-
-
-def title(argv: Sequence[str]) -> str:
-    """What to call a run: the program, or the script that an interpreter was asked to run."""
-    words = [word for word in argv if not word.startswith("-")]
-    if len(words) > 1 and guest.INTERPRETERS.match(Path(words[0]).name) and "-c" not in argv and "-m" not in argv:
-        return words[1]
-    return words[0] if words else ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a guest will see, decided before anything is made."""
-
-    spec: SpawnSpec
-    paths: dict[str, Path]  # the host paths behind its descriptors
-    notes: tuple[str, ...]
-
-
-def plan(order: Order, name: str, host: Host) -> Plan:
-    at = str(order.project) if order.project else "/work"
-    own_place = [Path(mount.at) for mount in order.mounts if str(mount.source) == mount.at]
-    program = guest.resolve(
-        order.argv,
-        cwd=order.cwd,
-        path=host.env.get("PATH", os.defpath),
-        home=host.home,
-        visible=[Path("/usr"), *([order.project] if order.project else []), *own_place],
-        private=[host.state],
-    )
-    shown = [guest.Mount(prefix, str(prefix), rw=False) for prefix in program.prefixes] + list(order.mounts)
-    paths = {f"bind{i}": mount.source for i, mount in enumerate(shown)}
-    places = [(mount.source, mount.at) for mount in shown]
-    if order.project:
-        paths["lower"] = order.project
-        places.append((order.project, at))
-    inside = str(order.cwd) if order.project and order.cwd.is_relative_to(order.project) else at
-    env = guest.environment(
-        host_env=host.env, extra=order.env, path=program.path, proxy=True, workspace=inside, program=program
-    )
-    spec = SpawnSpec(
-        spawn_id=name,
-        kind="guest",
-        isolation="exec",
-        argv=list(program.argv),
-        env=env,
-        cwd=inside,
-        net="proxy",
-        forward=[port for _, port in loopback_doors(order.net)],
-        workspace=WorkspaceSpec(order.mode, at, size_mb=order.limits.tmp_mb, inodes=65536),
-        binds=[Bind(f"bind{i}", mount.at, rw=mount.rw) for i, mount in enumerate(shown)],
-        masks=sorted({mask for source, dst in places for mask in masks(source, dst, state=host.state, home=host.home)}),
-        limits=order.limits,
-        exec_memfd=True,  # JIT compilers of real programs need it
-        min_level=order.min_level,
-    )
-    return Plan(spec, paths, program.notes)
-
-
 async def _spawn(
-    spec: SpawnSpec, paths: Mapping[str, Path], streams: Streams, host: Host, launcher: Launcher, copy: bool = False
+    spec: SpawnSpec,
+    paths: Mapping[str, Path],
+    streams: Streams,
+    host: Host,
+    launcher: Launcher,
+    origin: Workspace | None = None,
+    copy: bool = False,
 ) -> tuple[Process, Workspace | None]:
     lease = lease_uid(launcher.root_mode)
     workspace: Workspace | None = None
@@ -252,15 +292,14 @@ async def _spawn(
         running = ExitStack()
         try:
             sources = dict(paths)
-            if copy or spec.workspace.mode == "overlay":
+            if copy or origin or spec.workspace.mode == "overlay":
                 agent_uid = lease.host_uid if launcher.root_mode else None
-                mode = "copy" if copy else "overlay"
-                kept = Workspaces(host.state)
-                workspace = kept.create(paths["lower"], name=spec.spawn_id, mode=mode, agent_uid=agent_uid)
+                workspace = _workspace(spec, paths, Workspaces(host.state), agent_uid, origin, copy)
                 running.enter_context(workspace.hold())
-                sources |= {"lower": workspace.upper} if copy else {"upper": workspace.path}
+                copied = workspace.meta.mode == "copy"
+                sources |= {"lower": workspace.upper} if copied else {"upper": workspace.path}
             fds = {name: _pin(path, opened) for name, path in sources.items()}
-            group = limits.Group.create(spec.spawn_id)
+            group = cgroup.Group.create(spec.spawn_id)
             process = await launcher.spawn(spec, streams=streams, sources=fds, group=group, lease=lease)
         except BaseException:
             running.close()
@@ -272,6 +311,21 @@ async def _spawn(
     return process, workspace
 
 
+def _workspace(
+    spec: SpawnSpec,
+    paths: Mapping[str, Path],
+    kept: Workspaces,
+    agent_uid: int | None,
+    origin: Workspace | None,
+    copy: bool,
+) -> Workspace:
+    if origin is None:
+        mode = "copy" if copy else "overlay"
+        return kept.create(paths["lower"], name=spec.spawn_id, mode=mode, agent_uid=agent_uid)
+    with origin.hold(shared=True):
+        return kept.copy(origin, name=spec.spawn_id, agent_uid=agent_uid)
+
+
 def _pin(path: Path, opened: ExitStack) -> int:
     """A descriptor of what the operator named; from here on the path is not walked again."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -279,28 +333,30 @@ def _pin(path: Path, opened: ExitStack) -> int:
     return fd
 
 
-def check_mount(mount: guest.Mount, host: Host) -> guest.Mount:
-    """The same rule as for workspaces, but a single file may be mounted, too."""
-    try:
-        check_source(mount.source, state=host.state, home=host.home)
-    except EINVAL as error:
-        if error.code != "workspace.not_a_directory":
-            raise
-    return mount
-
-
 def disk_used(top: Path) -> int:
     """Bytes on disk below a directory that its agent may be changing meanwhile; links are not followed."""
     total = 0
-    for _, _, files, here in os.fwalk(top, follow_symlinks=False, onerror=None):
-        for name in files:
+    for _, directories, files, here in os.fwalk(top, follow_symlinks=False, onerror=None):
+        if os.geteuid() != 0:
+            _let_us_look(directories, here)
+        for name in (*directories, *files):
             try:
-                total += os.stat(name, dir_fd=here, follow_symlinks=False).st_blocks * 512
+                total += os.stat(name, dir_fd=here, follow_symlinks=False).st_blocks * 512 + _ENTRY_BYTES
             except FileNotFoundError:
                 continue
     return total
 
 
+def _let_us_look(directories: list[str], parent: int) -> None:
+    """User mode: the files are ours, so a directory that its agent closed can be opened again. Root sees it anyway."""
+    for name in directories:
+        with suppress(OSError), beneath.closing(os.open(name, _PLACE, dir_fd=parent)) as place:
+            mode = os.fstat(place).st_mode
+            if mode & 0o500 != 0o500:
+                os.chmod(f"/proc/self/fd/{place}", (mode & 0o7777) | 0o500)
+
+
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _NAMESPACE_STEPS = ("L3", "L4")
 
 

@@ -6,10 +6,10 @@ thrown away, so that the tool ends as it would, and the result says so.
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_os.sandbox.limits import Group
+from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Launcher
 from agent_os.sandbox.spec import Limits, SpawnSpec
 
@@ -30,6 +30,7 @@ class ToolResult:
     stdout: Captured
     stderr: Captured
     timed_out: bool
+    out_of_memory: bool  # it was killed for its memory limit
     level: str
 
 
@@ -64,41 +65,63 @@ async def run_tool(
     finally:
         for fd in (in_read, out_write, err_write):
             os.close(fd)
-    feeding = asyncio.create_task(asyncio.to_thread(_feed, in_write, stdin))
-    reading = [asyncio.create_task(asyncio.to_thread(_capture, fd, output_bytes)) for fd in (out_read, err_read)]
+    streams = asyncio.gather(_feed(in_write, stdin), _capture(out_read, output_bytes), _capture(err_read, output_bytes))
     timed_out = False
     try:
         async with asyncio.timeout(wall):
             ended = await process.wait()
-    except TimeoutError:
-        timed_out = True
+    except BaseException as problem:
         ended = await process.kill()
+        timed_out = isinstance(problem, TimeoutError)
+        if not timed_out:
+            raise
     finally:
-        await process.kill()
+        out_of_memory = process.ran_out_of_memory()
         process.close()
-        stdout, stderr = await asyncio.gather(*reading)  # the streams end with the tool
-        await feeding
-    return ToolResult(124 if timed_out else ended.code, stdout, stderr, timed_out, process.ready.level)
+        _, stdout, stderr = await streams  # they end with the tool
+    code = 124 if timed_out else ended.code
+    return ToolResult(code, stdout, stderr, timed_out, out_of_memory, process.ready.level)
 
 
-def _feed(fd: int, data: bytes) -> None:
+async def _feed(fd: int, data: bytes) -> None:
     view = memoryview(data)
+    os.set_blocking(fd, False)
     try:
         while view:
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                await _turn(fd, asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
     except BrokenPipeError:
         return  # it ended without reading everything
     finally:
         os.close(fd)
 
 
-def _capture(fd: int, most: int) -> Captured:
+async def _capture(fd: int, most: int) -> Captured:
     kept = bytearray()
     total = 0
+    os.set_blocking(fd, False)
     try:
-        while data := os.read(fd, 65536):
+        while True:
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                await _turn(fd, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+                continue
+            if not data:
+                return Captured(bytes(kept), total > most)
             total += len(data)
             kept += data[: most - len(kept)]
     finally:
         os.close(fd)
-    return Captured(bytes(kept), total > most)
+
+
+async def _turn(fd: int, add: Callable[..., None], remove: Callable[[int], object]) -> None:
+    """Wait until a pipe can be read or written."""
+    possible = asyncio.Event()
+    add(fd, possible.set)
+    try:
+        await possible.wait()
+    finally:
+        remove(fd)

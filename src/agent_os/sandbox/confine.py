@@ -10,9 +10,10 @@ import gc
 import glob
 import json
 import os
-import random
 import signal
 import socket
+import struct
+import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,7 +21,8 @@ from agent_os.sandbox import guest_init, landlock, limits, root, seccomp, syscal
 from agent_os.sandbox.spec import LEVELS, PROXY_PORT, SpawnSpec
 
 AGENT_UID = 1000  # what an agent sees as its own
-_STATUS, _WORKSPACE, _FIRST_LISTENER = 4, 5, 6
+_STATUS, _WORKSPACE = 4, 5
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441  # unlock a terminal; open its agent's end without walking a path
 _ISOLATED = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWIPC
@@ -51,6 +53,7 @@ class Child:
     layers: set[str] = field(default_factory=set[str])
     workspace: int = -1
     listeners: list[int] = field(default_factory=list[int])
+    terminal: int = -1  # the kernel's end of the agent's own terminal
 
     def has(self, layer: str) -> bool:
         """Whether to apply a layer; noted, because the level is what was applied, not what was wished."""
@@ -78,7 +81,8 @@ def confine_and_run(child: Child) -> int:
     if spec.warm:
         status.close()
         return child.setup.run_native(spec.argv)
-    return guest_init.run(spec.argv, spec.env, status, keep_agent_socket=spec.env.get("AGENT_OS_FD") == "3")
+    keep_socket = spec.env.get("AGENT_OS_FD") == "3"
+    return guest_init.run(spec.argv, spec.env, status, keep_agent_socket=keep_socket, terminal=spec.tty is not None)
 
 
 def level(layers: set[str]) -> str:
@@ -91,8 +95,10 @@ def level(layers: set[str]) -> str:
 
 
 def reset_signals(child: Child) -> None:
-    """C1. The dispositions are the launcher's, which reset them all at its start."""
+    """C1. The dispositions are the launcher's, which reset them all at its start. Its descriptors (a pidfd for every
+    other agent, its sockets) are not for us."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    syscalls.close_all_but({0, 1, 2, *child.fds.values()})
 
 
 def start_session(child: Child) -> None:
@@ -103,8 +109,11 @@ def start_session(child: Child) -> None:
 
 def join_cgroup(child: Child) -> None:
     """C3. Before any foreign code, and before the cgroup namespace, so that its root is the agent's own group."""
-    if "cgroup" in child.fds:
-        os.write(child.fds["cgroup"], b"0")
+    groups = [fd for name, fd in child.fds.items() if name.startswith("cgroup")]
+    for fd in groups:
+        os.write(fd, b"0")
+    if groups and child.spec.controllers:
+        child.has("controllers")
 
 
 def enter_namespaces(child: Child) -> None:
@@ -142,6 +151,8 @@ def change_uid(child: Child) -> None:
         os.setresgid(child.spec.uid, child.spec.uid, child.spec.uid)
         os.setresuid(child.spec.uid, child.spec.uid, child.spec.uid)
     child.layers.add("identity")
+    if child.spec.tty:
+        _open_terminal(child, *child.spec.tty)
 
 
 def enter_user_namespace(child: Child) -> None:
@@ -180,8 +191,7 @@ def lock_files(child: Child) -> None:
 
 
 def forget_shared_state(child: Child) -> None:
-    """C13. Forked copies must not draw the same random numbers. The hash seed stays: one launcher per tenant."""
-    random.seed()
+    """C13. The `random` module reseeds itself in a forked copy. The hash seed stays: one launcher per tenant."""
     gc.enable()
     os.environ.clear()
     os.environ.update(child.spec.env)
@@ -191,8 +201,9 @@ def place_descriptors(child: Child) -> None:
     """C14. 0–2 streams, 3 the kernel, 4 status; those from 5 on leave with `ready`. Nothing else stays open."""
     wanted = {0: "stdin", 1: "stdout", 2: "stderr", 3: "agent", _STATUS: "status"}
     sources = {target: child.fds[name] for target, name in wanted.items() if name in child.fds}
-    sources |= dict(enumerate((child.workspace, *child.listeners), _WORKSPACE))
-    first_free = _FIRST_LISTENER + len(child.listeners)
+    leaving = _leaving(child)
+    sources |= dict(enumerate(leaving, _WORKSPACE))
+    first_free = _WORKSPACE + len(leaving)
     # first out of the way of each other, then into place
     parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for target, fd in sources.items()}
     for target in range(first_free):
@@ -218,11 +229,13 @@ def report_ready(child: Child) -> None:
         lacks = ", ".join(missing) or {"S3": "cgroup controllers"}.get(child.spec.min_level, "a virtual machine")
         why = f"this host reaches isolation {reached}, but {child.spec.min_level} was asked for; it lacks: {lacks}"
         raise OSError(errno.EPERM, why)
-    passed = list(range(_WORKSPACE, _FIRST_LISTENER + len(child.listeners)))
+    passed = list(range(_WORKSPACE, _WORKSPACE + len(_leaving(child))))
     abi = child.setup.landlock_abi if "landlock" in child.layers else 0
     ready = {"level": reached, "layers": sorted(child.layers), "landlock_abi": abi, "uid": child.spec.uid}
     _report(child, {"ready": ready}, passed)
     os.closerange(passed[0], passed[-1] + 1)
+    if "limits" in child.layers:
+        limits.bound_descriptors(child.spec.limits)
 
 
 STEPS: tuple[tuple[str, Callable[[Child], None]], ...] = (
@@ -245,6 +258,20 @@ STEPS: tuple[tuple[str, Callable[[Child], None]], ...] = (
 )
 
 
+def _leaving(child: Child) -> list[int]:
+    """Descriptors that go to the kernel with `ready`, in this order."""
+    return [child.workspace, *child.listeners, *([child.terminal] if child.spec.tty else [])]
+
+
+def _open_terminal(child: Child, rows: int, columns: int) -> None:
+    """A terminal from the agent's own devpts, opened with the agent's uid so that it is its owner."""
+    child.terminal = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(child.terminal, _TIOCSPTLCK, struct.pack("i", 0))
+    fcntl.ioctl(child.terminal, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    inner = fcntl.ioctl(child.terminal, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    child.fds |= dict.fromkeys(("stdin", "stdout", "stderr"), inner)
+
+
 def _file_rules(child: Child) -> Iterator[landlock.Rule]:
     spec = child.spec
     execute = 0 if spec.exec_allow is not None else landlock.EXECUTE
@@ -259,14 +286,15 @@ def _file_rules(child: Child) -> Iterator[landlock.Rule]:
     for bind in spec.binds:
         yield landlock.Rule(bind.dst, (write if bind.rw else read) & ~(0 if bind.exec else landlock.EXECUTE))
     yield landlock.Rule("/dev/shm", landlock.WRITE & ~landlock.EXECUTE)
-    for name in ("null", "zero", "full", "random", "urandom"):
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
         yield landlock.Rule(f"/dev/{name}", landlock.DEVICE)
+    yield landlock.Rule("/dev/pts", landlock.DEVICE | landlock.READ_DIR)
     if spec.exec_allow is not None:
         for path in (*spec.exec_allow, *glob.glob("/lib*/ld-*.so*"), *glob.glob("/lib/*/ld-*.so*")):
             yield landlock.Rule(path, landlock.EXECUTE | landlock.READ_FILE)
 
 
 def _report(child: Child, record: dict[str, object], passed: list[int] | None = None) -> None:
-    status = socket.socket(fileno=os.dup(child.fds["status"]))
+    status = socket.socket(fileno=child.fds["status"])
     socket.send_fds(status, [json.dumps(record).encode()], passed or [])
-    status.close()
+    status.detach()

@@ -24,15 +24,17 @@ _FORWARDED = {
 }
 
 
-def run(argv: list[str], env: dict[str, str], status: socket.socket, keep_agent_socket: bool) -> int:
+def run(argv: list[str], env: dict[str, str], status: socket.socket, *, keep_agent_socket: bool, terminal: bool) -> int:
     """Returns the exit code: the command's own, or 128+n if a signal ended it."""
     watched = _FORWARDED | {signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    command = os.fork()
-    if command == 0:
-        _become(argv, env, status, keep_agent_socket)
+    try:
+        command = _start(argv, env, keep_agent_socket, terminal)
+    except OSError as problem:
+        status.send(json.dumps({"failed": {"step": "exec", "errno": problem.errno, "why": problem.strerror}}).encode())
+        return COULD_NOT_START
     os.closerange(0, 4)
-    status.close()
+    status.close()  # only now: its end tells the kernel that the command runs
     while True:
         received = signal.sigwait(watched)
         if received == signal.SIGCHLD:
@@ -44,18 +46,14 @@ def run(argv: list[str], env: dict[str, str], status: socket.socket, keep_agent_
             _pass_on(command, received)
 
 
-def _become(argv: list[str], env: dict[str, str], status: socket.socket, keep_agent_socket: bool) -> None:
-    """In the new process: exec the command. The status socket closes with the exec; until then it can tell why not."""
-    os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if not keep_agent_socket:
-        os.closerange(3, 4)
-    os.set_inheritable(status.fileno(), False)
-    try:
-        os.execvpe(argv[0], argv, env)
-    except OSError as problem:
-        status.send(json.dumps({"failed": {"step": "exec", "errno": problem.errno, "why": str(problem)}}).encode())
-    os._exit(COULD_NOT_START)
+def _start(argv: list[str], env: dict[str, str], keep_agent_socket: bool, terminal: bool) -> int:
+    """Not by fork: copying an interpreter only to replace it is the larger part of starting a small tool."""
+    actions: list[tuple[int, ...]] = [] if keep_agent_socket else [(os.POSIX_SPAWN_CLOSE, 3)]
+    if not terminal:
+        return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setpgroup=0, setsigmask=())
+    # The first terminal that a session's leader opens becomes its own: job control works, and Ctrl-C reaches it.
+    own = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(0), os.O_RDWR, 0)
+    return os.posix_spawnp(argv[0], argv, env, file_actions=[own, *actions], setsid=True, setsigmask=())
 
 
 def _reap(command: int) -> int | None:

@@ -8,12 +8,15 @@ Started by `spawner` as a fresh interpreter with an empty environment and two so
 configuration and nothing else: author code is never imported before confinement.
 """
 
+import array
+import contextlib
 import errno
 import gc
 import importlib
 import json
 import os
 import platform
+import resource
 import select
 import signal
 import socket
@@ -135,6 +138,8 @@ def _preload(config: Config) -> Callable[[list[str]], int]:
     inherited ignored SIGCHLD would make every `subprocess` report success."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for every agent
     sys.path[:0] = config.path
     module, _, function = config.entry.partition(":")
     run_native = getattr(importlib.import_module(module), function)
@@ -174,7 +179,18 @@ def _build_view(config: Config, trees: dict[str, int]) -> None:
     """L7. A full proc of our own: agents may mount theirs only where a fully visible one exists."""
     syscalls.mount(None, "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("proc", "/proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    _share_inotify()
     root.build_template(trees, config.prefixes)
+
+
+def _share_inotify() -> None:
+    """In user mode what agents watch is counted as the operator's own: leave half of that to the operator."""
+    for name in ("instances", "watches"):
+        with contextlib.suppress(FileNotFoundError):
+            with open(f"/proc/sys/fs/inotify/max_user_{name}") as file:
+                half = int(file.read()) // 2
+            with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
+                file.write(str(half))
 
 
 def _filters() -> dict[tuple[str, bool], bytes]:
@@ -195,13 +211,14 @@ def _freeze_heap() -> None:
 def _loop(setup: confine.Setup, requests: socket.socket) -> NoReturn:
     """L10. Spawn on request, report every end. The kernel closing its socket ends us, and with us every agent."""
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    order = bytearray(spec.MAX_BYTES)
     watch = select.epoll()
     watch.register(requests, select.EPOLLIN)
     running: dict[int, tuple[int, str]] = {}  # pidfd → pid, spawn_id
     while True:
         for fd, _ in watch.poll():
             if fd == requests.fileno():
-                _handle(setup, requests, own_pids, running, watch)
+                _handle(setup, requests, order, own_pids, running, watch)
             else:
                 pid, spawn_id = running.pop(fd)
                 _, status, usage = os.wait4(pid, 0)
@@ -214,44 +231,55 @@ def _loop(setup: confine.Setup, requests: socket.socket) -> NoReturn:
 def _handle(
     setup: confine.Setup,
     requests: socket.socket,
+    order: bytearray,
     own_pids: int,
     running: dict[int, tuple[int, str]],
     watch: select.epoll,
 ) -> None:
-    message, fds, _, _ = socket.recv_fds(requests, spec.MAX_BYTES + 1, _MAX_DESCRIPTORS)
-    if not message:
+    """Every later agent is a copy of us, so an order (its environment may hold secrets) is read by its own child only,
+    and wiped here."""
+    size, ancillary, _, _ = requests.recvmsg_into([order], socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
+    if not size:
         os._exit(0)
+    fds = array.array("i", b"".join(data for _, _, data in ancillary)).tolist()
+    spawn_id = order[: order.index(b"\n")].decode()
     try:
-        wanted = spec.decode(message)
-        named = dict(zip(wanted.descriptors, fds, strict=True))
-        pid = _fork_agent(setup, wanted, named, own_pids)
+        pid = _fork_agent(setup, order, size, fds, own_pids)
         pidfd = os.pidfd_open(pid)
-        running[pidfd] = (pid, wanted.spawn_id)
+        running[pidfd] = (pid, spawn_id)
         watch.register(pidfd, select.EPOLLIN)
-        _tell(requests, {"spawned": {"spawn_id": wanted.spawn_id}}, pidfd)
-    except (ValueError, OSError) as problem:
-        _tell(requests, {"refused": {"errno": getattr(problem, "errno", 0) or 0, "why": str(problem)}})
+        _tell(requests, {"spawned": {"spawn_id": spawn_id}}, pidfd)
+    except OSError as problem:
+        _tell(requests, {"refused": {"errno": problem.errno or 0, "why": str(problem)}})
     finally:
+        order[:size] = bytes(size)
         for fd in fds:
             os.close(fd)
 
 
-def _fork_agent(setup: confine.Setup, wanted: spec.SpawnSpec, fds: dict[str, int], own_pids: int) -> int:
+def _fork_agent(setup: confine.Setup, order: bytearray, size: int, fds: list[int], own_pids: int) -> int:
     """A child that is pid 1 of a new pid namespace; ourselves we stay where we were."""
     syscalls.unshare(syscalls.CLONE_NEWPID)
     try:
         pid = os.fork()
         if pid == 0:
-            os._exit(_be_agent(confine.Child(setup, wanted, fds)))
+            os._exit(_be_agent(setup, bytes(order[:size]), fds))
         return pid
     finally:
         syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
 
 
-def _be_agent(child: confine.Child) -> int:
+def _be_agent(setup: confine.Setup, order: bytes, fds: list[int]) -> int:
     """Nothing may escape upwards into the launcher's loop, whatever the agent's code raises."""
     try:
-        return confine.confine_and_run(child)
+        try:
+            wanted = spec.decode(order)
+            named = dict(zip(wanted.descriptors, fds, strict=True))
+        except ValueError as problem:
+            refusal = {"failed": {"step": "spec", "errno": 0, "why": str(problem)}}
+            socket.socket(fileno=fds[0]).send(json.dumps(refusal).encode())  # the status socket is always the first
+            return 1
+        return confine.confine_and_run(confine.Child(setup, wanted, named))
     except BaseException:
         traceback.print_exc()
         return 1

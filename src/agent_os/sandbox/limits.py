@@ -1,33 +1,31 @@
-"""Bounds that hold without any cgroup controller, and the cgroup that can kill and freeze a whole agent.
+"""An agent's limits: what each process is held to by rlimits, and who enforces which limit.
 
-`apply_rlimits` runs inside the child (step C11). `Group` is the kernel's side: one cgroup per agent on a v2 mount
-where there is one we may write to, used for kill and freeze; limits by controller are not built yet.
+`apply_rlimits` runs inside the child (step C11) and holds on every host. What bounds the agent as a whole is its
+`Group` (`cgroup.py`), on the kernel's side; `enforcers` tells the two apart for the spawn record.
 """
 
-import contextlib
-import os
 import resource
-import select
-import time
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_os.sandbox.spec import Limits
 
+if TYPE_CHECKING:  # the launcher imports this file and has no use for that one
+    from agent_os.sandbox.cgroup import Group
+
 _MB = 1 << 20
-_OURS = "agent-os-"
+_QUEUED_SIGNALS = 1024
 
 
 def apply_rlimits(limits: Limits) -> None:
     file_mb = limits.fsize_mb or limits.disk_mb
     bounds: dict[int, int | None] = {
         resource.RLIMIT_CORE: 1,  # 0 would still start a core handler that is a pipe
-        resource.RLIMIT_NOFILE: limits.nofile,
         resource.RLIMIT_NPROC: limits.pids,  # counted per agent, because each has a user namespace
         resource.RLIMIT_FSIZE: file_mb * _MB,
         resource.RLIMIT_AS: limits.as_mb * _MB if limits.as_mb else None,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_SIGPENDING: _QUEUED_SIGNALS,  # counted for the operator, too
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_NICE: 0,
         resource.RLIMIT_RTPRIO: 0,
@@ -37,8 +35,15 @@ def apply_rlimits(limits: Limits) -> None:
             resource.setrlimit(which, (bound, bound))
 
 
-def enforcers(limits: Limits) -> dict[str, str]:
-    """Who enforces each limit on this path, for the spawn record."""
+def bound_descriptors(limits: Limits) -> None:
+    """Apart from the others and last: Linux also takes it for how many descriptors may be on their way between sockets,
+    and counts those of all agents of one user together."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits.nofile, limits.nofile))
+
+
+def enforcers(limits: Limits, group: "Group | None" = None) -> dict[str, str]:
+    """Who enforces each limit that is set, for the spawn record: the group that really has it, and what stands beside
+    it or instead."""
     by = {
         "as_mb": "RLIMIT_AS, per process",
         "pids": "RLIMIT_NPROC, per agent",
@@ -51,76 +56,8 @@ def enforcers(limits: Limits) -> dict[str, str]:
         "memory_mb": "nothing: no cgroup controller",
         "cpu_pct": "nothing: no cgroup controller",
     }
+    if group:
+        for limit, controller in (("memory_mb", "memory"), ("pids", "pids"), ("cpu_pct", "cpu")):
+            if controller in group.applied:
+                by[limit] = f"cgroup {group.version(controller)} {controller}, the agent as a whole"
     return {name: by[name] for name, value in vars(limits).items() if value is not None}
-
-
-def unified_mount() -> Path | None:
-    """The cgroup v2 mount, if any: `/sys/fs/cgroup` itself, or the controller-less one of a hybrid host."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind, *_ = line.split(" ")
-        if kind == "cgroup2":
-            return Path(where)
-    return None
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the empty groups of kernels that were killed before they could."""
-    for path in parent.glob(f"{_OURS}*"):
-        owner = path.name.removeprefix(_OURS).partition("-")[0]
-        if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-@dataclass(frozen=True)
-class Group:
-    """One agent's cgroup. Everything it ever starts stays in it."""
-
-    path: Path
-
-    @classmethod
-    def create(cls, name: str) -> "Group | None":
-        """A fresh group below our own, or None where this host gives us none we could create."""
-        mount = unified_mount()
-        if mount is None:
-            return None
-        own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::"), "/")
-        parent = mount / own.lstrip("/")
-        try:
-            _sweep(parent)
-            path = parent / f"{_OURS}{os.getpid()}-{name}"
-            path.mkdir(mode=0o755)
-        except OSError:
-            return None
-        return cls(path)
-
-    def open_procs(self) -> int:
-        return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-
-    def kill(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # Linux before 5.14 has no cgroup.kill; pid 1's death does it then
-            (self.path / "cgroup.kill").write_text("1")
-
-    def freeze(self, frozen: bool, timeout: float = 5.0) -> bool:
-        """Freeze or thaw; true once the kernel says it is so."""
-        (self.path / "cgroup.freeze").write_text("1" if frozen else "0")
-        return self._wait_event("frozen", "1" if frozen else "0", timeout)
-
-    def remove(self, timeout: float = 5.0) -> None:
-        """Remove the group once it is empty: processes leave it a moment after their death was reported."""
-        self._wait_event("populated", "0", timeout)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.rmdir()
-
-    def _wait_event(self, key: str, value: str, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        with (self.path / "cgroup.events").open() as events:
-            watch = select.poll()
-            watch.register(events, select.POLLPRI)  # the kernel raises POLLPRI whenever the file changes
-            while f"{key} {value}" not in events.read().splitlines():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                watch.poll(left * 1000)
-                events.seek(0)
-        return True

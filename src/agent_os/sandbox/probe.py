@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import secrets
+import signal
 import statistics
 import tempfile
 import time
@@ -18,12 +19,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agent_os.sandbox import canary, landlock, limits
-from agent_os.sandbox.spawner import Launcher, Process, SandboxError, interpreter_prefixes
-from agent_os.sandbox.spec import SpawnSpec
+from agent_os.sandbox import canary, cgroup, hierarchies, landlock
+from agent_os.sandbox.spawner import Launcher, Process, Ready, SandboxError, interpreter_prefixes
+from agent_os.sandbox.spec import Limits, SpawnSpec
 
 _SPAWNS = 20
 _IDLE_AGENT_MB = 2.5
+_RUN_SECONDS = 10.0
+_CONTROLLERS = "/sys/fs/cgroup/cgroup.controllers"  # where v2 is mounted, if it is alone
+_USUAL = Limits()
+# What agents are held to, and what they want instead.
+_CAP_MB, _TASKS, _SHARE = 64, 16, 20
+_HUNGRY = f"kept = bytearray(b'x') * ({2 * _CAP_MB} << 20)"
+_FORKING = f"""import os, signal
+made = 0
+try:
+    while made < {2 * _TASKS}:
+        if not os.fork():
+            signal.pause()
+        made += 1
+except OSError:
+    pass
+print(made)"""
+_SPINNING = """import time
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    pass
+print(time.process_time() / 0.5)"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,7 @@ async def examine() -> tuple[str, list[Check]]:
     try:
         level, more = await _canary(launcher)
         checks += more
+        checks.append(await _limits(launcher))
         checks.append(await _freeze_and_kill(launcher))
         checks.append(await _spawn_times(launcher))
     except SandboxError as problem:
@@ -59,21 +82,17 @@ async def examine() -> tuple[str, list[Check]]:
 async def _canary(launcher: Launcher) -> tuple[str, list[Check]]:
     variable = f"AGENT_OS_CANARY_{secrets.token_hex(4).upper()}"
     with tempfile.NamedTemporaryFile(prefix="agent-os-canary-") as secret:
-        facts = {
-            "secret_file": secret.name,
-            "in_home": _something_private(),
-            "pid": str(os.getpid()),
-            "variable": variable,
-        }
+        facts = {"secret_file": secret.name, "in_home": _something_private()}
+        facts |= {"pid": str(os.getpid()), "variable": variable}
         os.environ[variable] = "1"
         try:
-            output, process = await _run(launcher, [canary.__file__, json.dumps(facts)])
+            output, ran = await _run(launcher, [canary.__file__, json.dumps(facts)])
         finally:
             del os.environ[variable]
     results: dict[str, bool] = json.loads(output or "{}")
     escaped = [name for name, held in results.items() if not held]
-    ready = process.ready
-    checks = [_isolation(process, launcher.root_mode)]
+    ready = ran.ready
+    checks = [_isolation(ready, launcher.root_mode)]
     if not results:
         checks.append(Check("canary", "fail", "the spawned canary did not answer"))
     elif escaped:
@@ -84,24 +103,61 @@ async def _canary(launcher: Launcher) -> tuple[str, list[Check]]:
     return ready.level, checks
 
 
-def _isolation(process: Process, root_mode: bool) -> Check:
-    level = process.ready.level
-    layers = ", ".join(process.ready.layers)
+def _isolation(ready: Ready, root_mode: bool) -> Check:
+    level = ready.level
+    layers = ", ".join(ready.layers)
     missing = {
         "S0": "a layer is missing",
         "S1": "no Landlock: needs Linux 5.13 with landlock among the security modules",
-        "S2": "limits by cgroup controller are not built yet",
+        "S2": "no cgroup caps the agent as a whole, see limits",
     }.get(level, "")
     mode = "root mode: a host uid per agent" if root_mode else "user mode: agents carry your uid"
     why_not = f". Not higher: {missing}" if missing else ""
     return Check("isolation", "ok" if level >= "S2" else "warn", f"{level} of S4: {layers}; {mode}{why_not}")
 
 
+async def _limits(launcher: Launcher) -> Check:
+    """Agents that go beyond their bounds: who stops them is what the column is worth."""
+    found = hierarchies.detect()
+    missing = [name for name in hierarchies.CONTROLLERS if name not in found.controllers]
+    if missing:
+        cause = f"S2, not S3: column {found.column}, no controller we may use for {', '.join(missing)}; "
+        return Check(
+            "limits", "warn", cause + "each process is bounded by rlimits, the agent as a whole is not", _way()
+        )
+    broken = [name for name, held in (await _overdo(launcher)).items() if not held]
+    if broken:
+        return Check("limits", "fail", f"column {found.column}, but these did not hold: {', '.join(broken)}", _way())
+    at = ", ".join(f"{' '.join(each.controllers)} at {each.parent}" for each in found.hierarchies if each.controllers)
+    held = f"{_CAP_MB} MB of memory, {_TASKS} tasks and {_SHARE} % of a core were the end for agents that wanted more"
+    return Check("limits", "ok", f"S3, column {found.column}: {at}; {held}")
+
+
+async def _overdo(launcher: Launcher) -> dict[str, bool]:
+    bounds = Limits(memory_mb=_CAP_MB, as_mb=None, pids=_TASKS, cpu_pct=_SHARE)
+    _, hungry = await _run(launcher, ["-c", _HUNGRY], bounds)
+    forked, _ = await _run(launcher, ["-c", _FORKING], bounds)
+    share, _ = await _run(launcher, ["-c", _SPINNING], bounds)
+    return {
+        "memory": hungry.ended_by_memory,
+        "tasks": 0 < int(forked or 0) < _TASKS,
+        "CPU": 0 < float(share or 0) < 2.5 * _SHARE / 100,
+    }
+
+
+def _way() -> str:
+    """How to get controllers: a group that is ours to divide."""
+    user = "" if os.geteuid() == 0 else " --user"
+    if any(hierarchy.v2 for hierarchy in hierarchies.detect().hierarchies) or Path(_CONTROLLERS).exists():
+        return f"systemd-run{user} --scope -p Delegate=yes agentctl …"
+    return "run as root (sudo agentctl …)" if user else "run where the cgroup file systems are mounted writable"
+
+
 async def _freeze_and_kill(launcher: Launcher) -> Check:
-    group = limits.Group.create("doctor-freeze")
-    if group is None:
-        reason = "no cgroup v2 of our own: kill works by pid namespace, agents cannot be frozen as a whole"
-        return Check("cgroup", "warn", reason, "start from a delegated scope, e.g. systemd-run --user --scope")
+    group = cgroup.Group.create("doctor-freeze")
+    if group.path is None:
+        reason = "no cgroup of our own: agents are killed by their pid namespace and paused by signals"
+        return Check("cgroup", "warn", reason, _way())
     sleeper = await _spawn(launcher, ["-c", "import signal; signal.pause()"], group=group)
     frozen = await sleeper.freeze()
     began = time.perf_counter()
@@ -127,25 +183,39 @@ async def _spawn_times(launcher: Launcher) -> Check:
     return Check("spawn", "ok", f"p50 {p50:.1f} ms, p95 {p95:.1f} ms; about {fits:,} idle agents fit into memory")
 
 
-async def _run(launcher: Launcher, argv: list[str]) -> tuple[bytes, Process]:
+@dataclass(frozen=True)
+class _Ran:
+    ready: Ready
+    ended_by_memory: bool
+
+
+async def _run(launcher: Launcher, argv: list[str], bounds: Limits = _USUAL) -> tuple[bytes, _Ran]:
     read, write = os.pipe()
     try:
-        process = await _spawn(launcher, argv, stdout=write)
+        process = await _spawn(launcher, argv, stdout=write, bounds=bounds)
     finally:
         os.close(write)
+    overdue = asyncio.get_running_loop().call_later(_RUN_SECONDS, process.signal, signal.SIGKILL)
     with os.fdopen(read, "rb") as output:
         text = await asyncio.to_thread(output.read, 1 << 20)
     await process.wait()
+    overdue.cancel()
+    ran = _Ran(process.ready, process.ran_out_of_memory())
     process.close()
-    return text, process
+    return text, ran
 
 
 async def _spawn(
-    launcher: Launcher, argv: list[str], stdout: int | None = None, group: limits.Group | None = None
+    launcher: Launcher,
+    argv: list[str],
+    stdout: int | None = None,
+    group: cgroup.Group | None = None,
+    bounds: Limits = _USUAL,
 ) -> Process:
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        spec = SpawnSpec(spawn_id=f"doctor-{secrets.token_hex(4)}", argv=argv, min_level="S0")
+        spec = SpawnSpec(spawn_id=f"doctor-{secrets.token_hex(4)}", argv=argv, limits=bounds, min_level="S0")
+        group = group or cgroup.Group.create(spec.spawn_id)
         return await launcher.spawn(spec, streams=(null, null if stdout is None else stdout, null), group=group)
     finally:
         os.close(null)

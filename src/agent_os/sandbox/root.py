@@ -20,18 +20,24 @@ _SYSTEM, _PREFIXES, _ROOT = f"{TEMPLATE}/system", f"{TEMPLATE}/prefix", f"{TEMPL
 _LOWER, _UPPER = f"{TEMPLATE}/lower", f"{TEMPLATE}/upper"
 _NO_DIR, _NO_FILE = f"{TEMPLATE}/masked-directory", f"{TEMPLATE}/masked-file"
 
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")  # tty: whatever terminal the caller itself has, or none
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _BOUND_ETC = ("alternatives", "ssl/certs")  # of /etc/ssl the certificates only: private keys may lie beside them
 _COPIED_ETC = ("ld.so.cache", "localtime", "mime.types", "ssl/openssl.cnf")
+_SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 _WRITTEN_ETC = {
-    "passwd": "agent:x:1000:1000:agent:/home/agent:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n",
+    "passwd": f"agent:x:1000:1000:agent:/home/agent:{_SHELL}\nnobody:x:65534:65534::/:/usr/sbin/nologin\n",
     "group": "agent:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost agent\n::1 localhost\n",
     "resolv.conf": "",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "host.conf": "multi on\n",
 }
+
+# Of a guest's /proc, besides its processes. The first four are links into its own process.
+_PROC_FACTS = set("self thread-self mounts net cpuinfo meminfo stat uptime loadavg version filesystems".split())
+
+_MOST_TERMINALS = 64  # of one guest: all guests together share what the host has
 
 _READ_ONLY = syscalls.ATTR_RDONLY | syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -59,8 +65,15 @@ def build_template(trees: dict[str, int], prefixes: Iterable[str]) -> None:
     _fill_etc(trees)
     for name in _DEVICES:
         _show(trees, f"/dev/{name}", f"{_SYSTEM}/dev/{name}", syscalls.ATTR_NOSUID | syscalls.ATTR_NOEXEC)
-    os.mkdir(f"{_SYSTEM}/dev/shm")
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+    for name in ("shm", "pts"):
+        os.mkdir(f"{_SYSTEM}/dev/{name}")
+    for name, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ):
         os.symlink(target, f"{_SYSTEM}/dev/{name}")
     for index, path in enumerate(prefixes):
         _show(trees, path, f"{_PREFIXES}/{index}", _READ_ONLY)
@@ -163,7 +176,10 @@ def _mounts(spec: SpawnSpec, sources: Sources, root: "_Root") -> Iterable[tuple[
 
     yield "/tmp", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,mode=1777")
     yield "/dev/shm", tmpfs("size=16m,nr_inodes=4096,mode=1777", syscalls.MS_NOEXEC)
-    yield "/proc", lambda path: root.mount(path, "proc", _QUIET | syscalls.MS_NOEXEC, "hidepid=invisible,subset=pid")
+    yield "/proc", lambda path: root.mount_proc(path, pids_only=spec.kind != "guest")
+    if spec.kind == "guest":  # with or without a terminal of its own: programs open further ones
+        options = f"newinstance,ptmxmode=0666,mode=0600,max={_MOST_TERMINALS}"
+        yield "/dev/pts", lambda path: root.mount(path, "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options)
     if spec.kind == "native":
         for index, prefix in enumerate(sources.prefixes):
             yield prefix, lambda path, index=index: root.attach(path, syscalls.clone_tree(f"{_PREFIXES}/{index}"))
@@ -215,6 +231,17 @@ class _Root:
             place = self.place(path)
             self._ours.add(os.fstat(place).st_dev)
             os.close(place)
+
+    def mount_proc(self, path: str, pids_only: bool) -> None:
+        """Only what is about the agent's own processes. Real programs (node, psutil, htop) also ask for a few facts
+        about the machine: guests see those, and everything else of the full proc is covered."""
+        flags = _QUIET | syscalls.MS_NOEXEC
+        self.mount(path, "proc", flags, "hidepid=invisible,subset=pid" if pids_only else "hidepid=invisible")
+        if pids_only:
+            return
+        for name in os.listdir(f"{_ROOT}{path}"):
+            if not name.isdigit() and name not in _PROC_FACTS:
+                self.mask(f"{path}/{name}")
 
     def attach(self, path: str, tree: int, attributes: int = 0) -> None:
         if attributes:

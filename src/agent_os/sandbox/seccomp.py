@@ -38,7 +38,7 @@ DENIED = (
     # other processes
     "setns ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd kcmp "
     # wide kernel surface that agents have no use for
-    "io_uring_setup io_uring_enter io_uring_register bpf perf_event_open userfaultfd memfd_secret "
+    "io_setup io_uring_setup io_uring_enter io_uring_register bpf perf_event_open userfaultfd memfd_secret "
     "keyctl add_key request_key "
     # the view of files
     "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr "
@@ -53,6 +53,11 @@ DENIED = (
     "shmget shmat semget msgget mq_open lsm_set_self_attr setxattrat"
 ).split()
 
+# Calls that give a file its mode, and in which argument. In a directory that an agent may write through, a setuid file
+# would belong to the operator: whoever runs it later runs what the agent wrote, as the operator.
+_MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2}
+_SETID_BITS, _O_CREAT_TMPFILE = 0o6000, 0o100 | 0o20000000
+_RENAME_WHITEOUT = 4
 _F_SETLEASE, _F_NOTIFY = 1024, 1026
 _PLAIN_FILES = [(kind, _ALLOW) for kind in (0, 0x8000, 0x1000)]  # regular files and FIFOs; no device, no socket
 _TERMINAL_TRICKS = {0x5412: "TIOCSTI", 0x541C: "TIOCLINUX", 0x541D: "TIOCCONS"}
@@ -87,6 +92,11 @@ def _require(offset: int, values: Sequence[int], mask: int = 0) -> list[Instruct
     return [*body, (_RETURN, 0, 0, _refuse(errno.EACCES))]
 
 
+def _unless_setid(offset: int) -> list[Instruction]:
+    """Go on if a mode has neither the setuid nor the setgid bit, else refuse."""
+    return [(_LOAD, 0, 0, offset), (_IF_ANY_BIT, 0, 1, _SETID_BITS), (_RETURN, 0, 0, _refuse(errno.EPERM))]
+
+
 def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instruction]]:
     eperm = _refuse(errno.EPERM)
     sockets = {
@@ -113,10 +123,17 @@ def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instructio
         "ioctl": _switch(_ARG[1], [(request, eperm) for request in _TERMINAL_TRICKS], _ALLOW),
         # a lease on a file we only lent would stall its owner; so would a directory notification
         "fcntl": _switch(_ARG[1], [(command, eperm) for command in (_F_SETLEASE, _F_NOTIFY)], _ALLOW),
-        "mknod": _switch(_ARG[1], _PLAIN_FILES, eperm, mask=0xF000),
-        "mknodat": _switch(_ARG[2], _PLAIN_FILES, eperm, mask=0xF000),
+        "mknod": [*_unless_setid(_ARG[1]), *_switch(_ARG[1], _PLAIN_FILES, eperm, mask=0xF000)],
+        "mknodat": [*_unless_setid(_ARG[2]), *_switch(_ARG[2], _PLAIN_FILES, eperm, mask=0xF000)],
+        "renameat2": _bits(_ARG[4], _RENAME_WHITEOUT, eperm, _ALLOW),  # it leaves a device node behind
         "personality": _switch(_ARG[0], [(value, _ALLOW) for value in (0, 8, 0xFFFFFFFF)], eperm),
     }
+    allow: Instruction = (_RETURN, 0, 0, _ALLOW)
+    rules |= {name: [*_unless_setid(_ARG[place]), allow] for name, place in _MODES.items()}
+    for name, flags, mode in (("open", 1, 2), ("openat", 2, 3)):
+        if_made: list[Instruction] = [(_LOAD, 0, 0, _ARG[flags]), (_IF_ANY_BIT, 1, 0, _O_CREAT_TMPFILE), allow]
+        rules[name] = [*if_made, *_unless_setid(_ARG[mode]), allow]
+    rules["openat2"] = [(_RETURN, 0, 0, _refuse(errno.ENOSYS))]  # its mode lies in memory; programs fall back to openat
     if not exec_memfd:
         rules["execveat"] = _bits(_ARG[4], syscalls.AT_EMPTY_PATH, eperm, _ALLOW)
         rules["memfd_create"] = _bits(_ARG[1], 0x8, _ALLOW, eperm)  # MFD_NOEXEC_SEAL

@@ -16,15 +16,17 @@ import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agent_os.sandbox import launcher as launcher_room
-from agent_os.sandbox.limits import Group
+from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spec import SpawnSpec, SpecError, encode
 
 READY_SECONDS = 30.0
+# Spawns under way. Linux counts descriptors in flight per user and against the sender's own limit, which an agent's is.
+_AT_ONCE = 16
 _MAX_RECEIVED = 32
 _LEASES = "/run/agent-os.uids"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
@@ -110,20 +112,30 @@ class Process:
     ready: Ready
     workspace: int  # O_PATH descriptor of its root
     listeners: list[socket.socket]  # of its network namespace: the proxy's, then one for each of spec.forward
+    terminal: int | None  # our end of its terminal, if it has one
     group: Group | None
     exited: "asyncio.Future[Exit]"
     lease: Lease
     _closing: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
+    def __post_init__(self) -> None:
+        if self.group and self.group.alarm >= 0:
+            self.exited.get_loop().add_reader(self.group.alarm, self._end_out_of_memory)
+
     def signal(self, number: int) -> None:
-        _signal(self.pidfd, number)
+        if self.pidfd >= 0:
+            _signal(self.pidfd, number)
 
     async def kill(self) -> Exit:
         """Returns only when nothing of the agent is left."""
-        self.signal(signal.SIGKILL)
-        if self.group:
-            self.group.kill()
+        self.strike()
         return await self.wait()
+
+    def strike(self) -> None:
+        """Kill it, and do not wait for that to be true."""
+        self.signal(signal.SIGKILL)
+        if self.group and self.pidfd >= 0:
+            self.group.kill()
 
     async def freeze(self, frozen: bool = True) -> bool:
         if self.group is None:
@@ -136,15 +148,32 @@ class Process:
 
     def close(self) -> None:
         """Give back descriptors, cgroup and uid. Call once, after `wait`."""
-        for fd in (self.pidfd, self.workspace):
-            os.close(fd)
+        for fd in (self.pidfd, self.workspace, self.terminal):
+            if fd is not None:
+                os.close(fd)
         for listener in self.listeners:
             listener.close()
         if self.group:
+            self._forget_alarm()
             self.group.remove()
         self.lease.release()
         for give_back in self._closing:
             give_back()
+        self.pidfd = -1
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether its memory limit ended it, or something in it. To be asked before `close`."""
+        return self.group is not None and self.group.ran_out_of_memory()
+
+    def _end_out_of_memory(self) -> None:
+        """Linux is killing one process of the agent for its memory limit; what is left of it is of no use."""
+        if self.group and self.group.answer_alarm():
+            self._forget_alarm()
+            self.strike()
+
+    def _forget_alarm(self) -> None:
+        if self.group and self.group.alarm >= 0:
+            self.exited.get_loop().remove_reader(self.group.alarm)
 
     def on_close(self, give_back: Callable[[], None]) -> None:
         """Something else to give back with this process."""
@@ -157,6 +186,7 @@ class Launcher:
     def __init__(self, config: launcher_room.Config, python: str) -> None:
         self._config, self._python = config, python
         self._sending, self._mapping = asyncio.Lock(), asyncio.Lock()
+        self._starting = asyncio.Semaphore(_AT_ONCE)
         self._replies: deque[asyncio.Future[Answer]] = deque()  # the launcher answers in the order it was asked
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._gone = True
@@ -254,7 +284,7 @@ class Launcher:
         fds = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
         if agent is not None:
             fds["agent"] = agent
-        asked = asyncio.create_task(self._spawn(spec, fds, sources or {}, group, lease))
+        asked = asyncio.create_task(self._in_turn(self._spawn(spec, fds, sources or {}, group, lease)))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -264,6 +294,10 @@ class Launcher:
                 process.close()
             raise
 
+    async def _in_turn(self, spawning: Coroutine[Any, Any, Process]) -> Process:
+        async with self._starting:
+            return await spawning
+
     async def _spawn(
         self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease | None
     ) -> Process:
@@ -272,10 +306,14 @@ class Launcher:
             status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             status.setblocking(False)
             with status, theirs, contextlib.ExitStack() as opened:
-                fds["status"] = theirs.fileno()
+                fds = {"status": theirs.fileno(), **fds}  # first: the child must find it before it can read the spec
                 if group:
-                    fds["cgroup"] = group.open_procs()
-                    opened.callback(os.close, fds["cgroup"])
+                    if not {"limits", "controllers"} & set(self._config.without):
+                        group.apply(spec.limits)
+                        spec = replace(spec, controllers=group.enforces(spec.limits))
+                    for index, fd in enumerate(group.open_procs()):
+                        fds[f"cgroup{index}"] = fd
+                        opened.callback(os.close, fd)
                 for name, fd in sources.items():
                     fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
                 exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -287,6 +325,8 @@ class Launcher:
                     _signal(pidfd, signal.SIGKILL)
                     await exited
                     os.close(pidfd)
+                    if group and group.ran_out_of_memory():
+                        raise SandboxError("setup", "its memory limit is too small to start with", "C3") from problem
                     if isinstance(problem, SandboxError):
                         raise
                     raise SandboxError("setup", f"not ready within {READY_SECONDS:.0f} s") from problem
@@ -297,8 +337,9 @@ class Launcher:
             if lease:
                 lease.release()
             raise
+        terminal = received.pop() if spec.tty else None
         listeners = [socket.socket(fileno=fd) for fd in received[1:]]
-        return Process(spec, pidfd, ready, received[0], listeners, group, exited, lease)
+        return Process(spec, pidfd, ready, received[0], listeners, terminal, group, exited, lease)
 
     async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
         """Ask the launcher for a child; its pidfd."""
@@ -316,7 +357,7 @@ class Launcher:
             return passed[0]
         self._exits.pop(spec.spawn_id, None)
         if refused := record.get("refused"):
-            raise SandboxError("spec", refused["why"], errno=refused["errno"])
+            raise SandboxError("setup", refused["why"], "fork", refused["errno"])
         raise SandboxError("launcher", record["failed"]["why"], record["failed"]["step"])
 
     async def _tree(self, name: str, fd: int, lease: Lease, opened: contextlib.ExitStack) -> int:
@@ -423,7 +464,8 @@ async def _read_status(status: socket.socket) -> tuple[Ready, list[int]]:
         if failed := record.get("failed"):
             for fd in received:
                 os.close(fd)
-            word = "level" if failed["step"] == "C16" and failed["errno"] == errno.EPERM else "setup"
+            below = failed["step"] == "C16" and failed["errno"] == errno.EPERM
+            word = "spec" if failed["step"] == "spec" else "level" if below else "setup"
             raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
         facts: dict[str, Any] = record["ready"]
         ready, received = Ready(facts["level"], tuple(facts["layers"]), facts["landlock_abi"], facts["uid"]), fds

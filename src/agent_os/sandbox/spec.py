@@ -38,7 +38,7 @@ class Limits:
     tmp_mb: int = 64
 
 
-GUEST_LIMITS = Limits(memory_mb=None, as_mb=None, pids=512, nofile=4096, fsize_mb=None, disk_mb=8192, tmp_mb=2048)
+GUEST_LIMITS = Limits(memory_mb=None, as_mb=None, pids=512, nofile=1000, fsize_mb=None, disk_mb=8192, tmp_mb=2048)
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,14 @@ class SpawnSpec:
     forward: list[int] = field(
         default_factory=list[int]
     )  # ports of its own loopback that the kernel serves; `proxy` only
+    tty: list[int] | None = None  # rows and columns of a terminal of its own in place of the streams; guests only
     workspace: Workspace = Workspace()
     binds: list[Bind] = field(default_factory=list[Bind])
     masks: list[str] = field(default_factory=list[str])
     limits: Limits = Limits()
     exec_allow: list[str] | None = None
     exec_memfd: bool = False
+    controllers: bool = False  # the kernel's word that a cgroup caps this agent as a whole: the child cannot know
     min_level: Level = "S2"
     uid: int = 1  # within the launcher's range; root mode only
     descriptors: list[str] = field(default_factory=list[str])
@@ -87,14 +89,15 @@ class SpawnSpec:
 
 
 def encode(spec: SpawnSpec) -> bytes:
-    message = json.dumps(asdict(spec)).encode()
+    """The id on a line of its own, then the object: the launcher must know the one and never reads the other."""
+    message = f"{spec.spawn_id}\n{json.dumps(asdict(spec))}".encode()
     if len(message) > MAX_BYTES:
         raise SpecError(f"the spawn request is {len(message)} bytes, more than {MAX_BYTES}: shorten argv or env")
     return message
 
 
 def decode(message: bytes) -> SpawnSpec:
-    spec = _build(SpawnSpec, json.loads(message), "spec")
+    spec = _build(SpawnSpec, json.loads(message.partition(b"\n")[2]), "spec")
     for path in (spec.cwd, spec.workspace.at, *(bind.dst for bind in spec.binds), *spec.masks):
         if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise SpecError(f"{path!r} is not an absolute path without '..'")
@@ -104,6 +107,10 @@ def decode(message: bytes) -> SpawnSpec:
         raise SpecError(f"uid {spec.uid} is outside 1..4095")
     if not spec.argv:
         raise SpecError("argv is empty")
+    if spec.tty is not None and spec.kind != "guest":
+        raise SpecError("tty is for guests")
+    if spec.tty is not None and (len(spec.tty) != 2 or not all(0 <= size < 65536 for size in spec.tty)):
+        raise SpecError(f"tty {spec.tty} must be rows and columns")
     if len(spec.forward) > 16 or not all(0 < port < 65536 and port != PROXY_PORT for port in spec.forward):
         raise SpecError(f"forward {spec.forward} must be at most 16 ports, none of them {PROXY_PORT}")
     return spec

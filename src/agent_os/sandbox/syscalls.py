@@ -15,26 +15,26 @@ ARCHITECTURES = ("x86_64", "aarch64")
 
 # name, number on x86_64, number on aarch64
 _TABLE = """
-_sysctl 156 - · acct 163 89 · add_key 248 217 · adjtimex 159 171 · bpf 321 280 · capset 126 91 · chroot 161 51
-clock_adjtime 305 266 · clock_settime 227 112 · clone 56 220 · clone3 435 435 · close_range 436 436
-create_module 174 - · delete_module 176 106 · execveat 322 281 · fanotify_init 300 262 · fcntl 72 25
-finit_module 313 273 · fsconfig 431 431 · fsmount 432 432 · fsopen 430 430 · fspick 433 433 · get_kernel_syms 177 -
-get_mempolicy 239 236 · init_module 175 105
-io_uring_enter 426 426 · io_uring_register 427 427 · io_uring_setup 425 425
-ioctl 16 29 · ioperm 173 - · iopl 172 -
-kcmp 312 272 · kexec_file_load 320 294 · kexec_load 246 104 · keyctl 250 219
+_sysctl 156 - · acct 163 89 · add_key 248 217 · adjtimex 159 171 · bpf 321 280 · capset 126 91 · chmod 90 -
+chroot 161 51 · clock_adjtime 305 266 · clock_settime 227 112 · clone 56 220 · clone3 435 435 · close_range 436 436
+creat 85 - · create_module 174 - · delete_module 176 106 · execveat 322 281 · fanotify_init 300 262 · fchmod 91 52
+fchmodat 268 53 · fchmodat2 452 452 · fcntl 72 25 · finit_module 313 273 · fsconfig 431 431 · fsmount 432 432
+fsopen 430 430 · fspick 433 433 · get_kernel_syms 177 - · get_mempolicy 239 236 · init_module 175 105
+io_setup 206 0 · io_uring_enter 426 426 · io_uring_register 427 427 · io_uring_setup 425 425 · ioctl 16 29
+ioperm 173 - · iopl 172 - · kcmp 312 272 · kexec_file_load 320 294 · kexec_load 246 104 · keyctl 250 219
 landlock_add_rule 445 445 · landlock_create_ruleset 444 444 · landlock_restrict_self 446 446 · listmount 458 458
 lookup_dcookie 212 18 · lsm_set_self_attr 460 460 · mbind 237 235 · memfd_create 319 279 · memfd_secret 447 447
-migrate_pages 256 238 · mknod 133 - · mknodat 259 33 · modify_ldt 154 - · mount 165 40 · mount_setattr 442 442
-move_mount 429 429 · move_pages 279 239 · mq_open 240 180 · msgget 68 186 · name_to_handle_at 303 264
-nfsservctl 180 42 · open_by_handle_at 304 265 · open_tree 428 428 · open_tree_attr 467 467 · perf_event_open 298 241
-personality 135 92 · pidfd_getfd 438 438 · pivot_root 155 41 · process_madvise 440 440 · process_mrelease 448 448
+migrate_pages 256 238 · mkdir 83 - · mkdirat 258 34 · mknod 133 - · mknodat 259 33 · modify_ldt 154 - · mount 165 40
+mount_setattr 442 442 · move_mount 429 429 · move_pages 279 239 · mq_open 240 180 · msgget 68 186
+name_to_handle_at 303 264 · nfsservctl 180 42 · open 2 - · open_by_handle_at 304 265 · open_tree 428 428
+open_tree_attr 467 467 · openat 257 56 · openat2 437 437 · perf_event_open 298 241 · personality 135 92
+pidfd_getfd 438 438 · pivot_root 155 41 · process_madvise 440 440 · process_mrelease 448 448
 process_vm_readv 310 270 · process_vm_writev 311 271 · ptrace 101 117 · query_module 178 - · quotactl 179 60
-quotactl_fd 443 443 · reboot 169 142 · request_key 249 218 · seccomp 317 277 · semget 64 190 · set_mempolicy 238 237
-setdomainname 171 162 · sethostname 170 161 · setns 308 268 · settimeofday 164 170 · setxattrat 463 463
-shmat 30 196 · shmget 29 194 · socket 41 198 · socketpair 53 199 · statmount 457 457 · swapoff 168 225
-swapon 167 224 · sysfs 139 - · syslog 103 116 · umount2 166 39 · unshare 272 97 · uselib 134 - · userfaultfd 323 282
-ustat 136 - · vhangup 153 58
+quotactl_fd 443 443 · reboot 169 142 · renameat2 316 276 · request_key 249 218 · seccomp 317 277 · semget 64 190
+set_mempolicy 238 237 · setdomainname 171 162 · sethostname 170 161 · setns 308 268 · settimeofday 164 170
+setxattrat 463 463 · shmat 30 196 · shmget 29 194 · socket 41 198 · socketpair 53 199 · statmount 457 457
+swapoff 168 225 · swapon 167 224 · sysfs 139 - · syslog 103 116 · umount2 166 39 · unshare 272 97 · uselib 134 -
+userfaultfd 323 282 · ustat 136 - · vhangup 153 58
 """
 
 
@@ -137,6 +137,15 @@ def set_tree(fd: int, attributes: int, recursive: bool = True, userns: int = 0) 
 
 def close_from(first: int) -> None:
     call("close_range", first, 0xFFFFFFFF, 0)
+
+
+def close_all_but(kept: set[int]) -> None:
+    first = 0
+    for fd in sorted(kept):
+        if fd > first:
+            call("close_range", first, fd - 1, 0)
+        first = fd + 1
+    close_from(first)
 
 
 def drop_capabilities() -> None:

@@ -14,6 +14,7 @@ from agent_os.kernel.egress.addresses import (
     canonical_host,
     decide,
     decide_addresses,
+    decide_routed,
     is_own_address,
     kind_of,
     parse_grant,
@@ -304,6 +305,33 @@ def test_the_gate_decides_and_names_the_flag(
     assert decision.allowed == (code == "net.allow")
     if flag is not None:  # the flag keeps its promise
         assert judge(target, port, *grants, flag.removeprefix("--net ")).allowed
+
+
+# a host with a route, port, grants, whether they open it
+ROUTED = [
+    ("example.com", 443, ["example.com:443"], True),
+    ("example.com", 443, ["example.com"], False),
+    ("example.com", 443, ["*.com:443"], False),
+    ("a.example.com", 443, ["*.example.com:443", "example.com:443"], False),
+    ("example.com", 80, ["example.com:443"], False),
+    ("1.1.1.1", 443, ["1.1.1.1:443"], True),
+    ("1.1.1.1", 443, ["1.1.1.0/24:443", "1.1.1.1"], False),
+    ("127.0.0.1", 8080, ["127.0.0.1:8080"], True),
+    ("localhost", 8080, ["localhost:8080"], True),
+    ("localhost", 8080, ["127.0.0.1:8081"], False),
+]
+
+
+@pytest.mark.parametrize(("target", "port", "grants", "opens"), ROUTED)
+def test_a_host_with_a_route_needs_its_very_endpoint_granted(
+    target: str, port: int, grants: list[str], opens: bool
+) -> None:
+    host = canonical_host(target)
+    decision = decide_routed([parse_grant(text) for text in grants], host, port, nobody)
+    assert decision.code == ("net.allow" if opens else "net.route")
+    if decision.allow_flag is not None:  # the flag keeps its promise
+        more = [*grants, decision.allow_flag.removeprefix("--net ")]
+        assert decide_routed([parse_grant(text) for text in more], host, port, nobody).allowed
 
 
 @pytest.mark.parametrize("grant", ["localhost:8080", "127.0.0.1:8080", "[::1]:8080"])

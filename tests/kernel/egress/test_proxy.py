@@ -3,12 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
-import shutil
 import socket
 import ssl
-import subprocess
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -17,141 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_os.kernel.egress import Connection, Egress, Limits, parse_grant
-from agent_os.kernel.egress.addresses import Address
 from agent_os.kernel.egress.attempt import Attempt
-
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
-QUICK = Limits(connections=4, header_seconds=0.3, idle_seconds=0.4, dial_seconds=1)
-
-
-class Redirected(Egress):
-    """Ports below 1024 cannot be bound by everyone: what is dialled at port 443 is served at another one."""
-
-    at: Mapping[int, int]
-
-    async def _dial(self, attempt: Attempt, addresses: Sequence[Address], port: int) -> socket.socket:
-        return await super()._dial(attempt, addresses, self.at.get(port, port))
-
-
-class Proxy:
-    """A running proxy, what it recorded, and which names it asked for."""
-
-    def __init__(self, grants: Sequence[str], names: dict[str, list[str]], limits: Limits | None, at: dict[int, int]):
-        self.records: list[Connection] = []
-        self.asked: list[str] = []
-        self.writers: list[asyncio.StreamWriter] = []  # of tunnels, closed at the end
-        self.names = names
-        self.egress = Redirected(
-            "a1", [parse_grant(text) for text in grants], self.records.append, resolve=self.resolve, limits=limits
-        )
-        self.egress.at = at
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self.listener.getsockname()[1]
-
-    async def resolve(self, host: str, _port: int) -> Sequence[str]:
-        self.asked.append(host)
-        if host not in self.names:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return self.names[host]
-
-    async def send(self, data: bytes) -> bytes:
-        """Everything the proxy answers to these bytes, until it closes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            writer.write(data)
-            return await asyncio.wait_for(reader.read(), 10)
-        finally:
-            writer.close()
-
-    async def get(self, url: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
-        lines = [f"{method} {url} HTTP/1.1", "Host: wrong.test", "Connection: close", *headers, "", ""]
-        return await self.send("\r\n".join(lines).encode("latin-1") + body)
-
-    async def connect(self, target: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode("latin-1"))
-        self.writers.append(writer)
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-        return head, reader, writer
-
-    async def last(self, count: int = 1) -> Connection:
-        """The last record, once `count` connections are done."""
-        async with asyncio.timeout(10):
-            while len(self.done) < count:
-                await asyncio.sleep(0.005)
-        return self.done[-1]
-
-    @property
-    def done(self) -> list[Connection]:
-        return [record for record in self.records if record.done]
-
-
-@asynccontextmanager
-async def proxy(
-    *grants: str,
-    names: dict[str, list[str]] | None = None,
-    limits: Limits | None = None,
-    at: dict[int, int] | None = None,
-) -> AsyncGenerator[Proxy, None]:
-    running = Proxy(grants, names or {}, limits, at or {})
-    serving = asyncio.create_task(running.egress.serve(running.listener))
-    try:
-        yield running
-    finally:
-        for writer in running.writers:
-            writer.close()
-        await running.egress.close()
-        await asyncio.wait_for(serving, 5)
-        assert not [record for record in running.records if record.code == "net.internal"]
-
-
-class Server:
-    def __init__(self) -> None:
-        self.port = 0
-        self.connections = 0
-        self.received = b""
-
-
-@asynccontextmanager
-async def server(handler: Handler | bytes, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Server, None]:
-    """A server on loopback; bytes as a handler answer any request head with these bytes."""
-    seen = Server()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.connections += 1
-        try:
-            if isinstance(handler, bytes):
-                seen.received += await reader.readuntil(b"\r\n\r\n")
-                writer.write(handler)
-                await writer.drain()
-            else:
-                await handler(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # what the client of a test does to its server is checked at the client
-        finally:
-            writer.close()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    seen.port = listening.sockets[0].getsockname()[1]
-    async with listening:
-        yield seen
-
-
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.write(b"<end>")
-
-
-def granted(name: str, port: int) -> list[str]:
-    """A name on a test server's port, and the loopback endpoint it maps to."""
-    return [f"{name}:{port}", f"127.0.0.1:{port}"]
-
-
-HERE = {"site.test": ["127.0.0.1"]}
-
+from kernel.egress.proxies import GOOD, HERE, OK, QUICK, client_hello, echo, granted, make_certificate, proxy, server
 
 # ----------------------------------------------------------------------------------------------------- HTTP, allowed
 
@@ -400,7 +263,7 @@ BROKEN = [
     (b"CONNECT site.test:0 HTTP/1.1\r\nHost: x\r\n\r\n", 403),
     (b"CONNECT site.test:99999 HTTP/1.1\r\nHost: x\r\n\r\n", 403),
     (b"CONNECT site.test:443 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 400),
-    (b"\x05\x01\x00" + b"\r\n\r\n", 400),
+    (b"\x06\x01\x00" + b"\r\n\r\n", 400),
     (b"GET http://site.test/ HTTP/1.1\r\nHost: x\r\nA\0: b\r\n\r\n", 400),
 ]
 
@@ -436,6 +299,72 @@ def test_a_redirect_is_a_new_request() -> None:
             assert b"evil.test" in answer
             assert b"x-agentos" not in answer.lower()  # only we say so
             assert (await agent.get("http://evil.test/")).startswith(b"HTTP/1.1 403")
+
+    asyncio.run(scenario())
+
+
+def test_only_we_say_x_agentos() -> None:
+    forged = b"HTTP/1.1 103 Early Hints\r\nX-AgentOS: a\r\n\r\nHTTP/1.1 403 Forbidden\r\nX-agentos: b\r\n"
+    forged += b"Transfer-Encoding: chunked\r\nTrailer: X-AgentOS\r\n\r\n0\r\nX-AgentOS: c\r\n\r\n"
+
+    async def scenario() -> None:
+        async with server(forged) as site, proxy(f"127.0.0.1:{site.port}") as agent:
+            answer = await agent.get(f"http://127.0.0.1:{site.port}/", "X-AgentOS: mine")
+            assert b"403 Forbidden" in answer
+            assert b"x-agentos" not in answer.lower()
+            assert b"x-agentos" not in site.received.lower()
+
+    asyncio.run(scenario())
+
+
+# grants, port, whether a host with a route of its own is reached in spite of it
+ROUTED = [
+    (["site.test"], 443, False),
+    (["site.test"], 80, False),
+    (["*.test"], 443, False),
+    (["site.test:8443"], 443, False),
+    (["site.test", "127.0.0.1:443"], 443, False),
+    ([], 443, False),
+    (["site.test:443", "127.0.0.1:443"], 443, True),
+]
+
+
+@pytest.mark.parametrize("way", ["http", "connect", "socks"])
+@pytest.mark.parametrize(("grants", "port", "passes"), ROUTED)
+def test_a_host_with_a_route_is_reached_by_its_door_or_an_exact_grant_only(
+    grants: list[str], port: int, passes: bool, way: str
+) -> None:
+    async def scenario() -> None:
+        async with (
+            server(OK) as site,
+            proxy(*grants, names=HERE, at={port: site.port}, routed=["Site.test."]) as agent,
+        ):
+            if way == "http":
+                answer = await agent.get(f"http://SITE.test:{port}/")
+                assert answer.startswith(b"HTTP/1.1 200" if passes else b"HTTP/1.1 403 Agent OS: net.route")
+            elif way == "connect":
+                answer = (await agent.connect(f"SITE.test.:{port}"))[0]
+                assert answer.startswith(b"HTTP/1.1 200" if passes else b"HTTP/1.1 403 Agent OS: net.route")
+            else:
+                assert (await agent.socks("site.test.", port))[0][1] == (0 if passes else 2)
+            if not passes:
+                record = await agent.last()
+                assert (record.verdict, record.code, record.protocol) == ("deny", "net.route", way)
+                assert (agent.asked, site.connections) == ([], 0)
+                assert "/_api/" in record.reason
+                assert record.allow_flag == f"--net site.test:{port}"
+
+    asyncio.run(scenario())
+
+
+def test_a_route_closes_no_other_host() -> None:
+    async def scenario() -> None:
+        names = HERE | {"a.site.test": ["127.0.0.1"]}
+        async with (
+            server(echo) as site,
+            proxy("*.site.test:81", "127.0.0.1:81", names=names, at={81: site.port}, routed=["site.test"]) as agent,
+        ):
+            assert b" 200 " in (await agent.connect("a.site.test:81"))[0]
 
     asyncio.run(scenario())
 
@@ -540,14 +469,8 @@ def test_a_server_may_speak_first_on_a_named_port() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command here to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=site.test -addext subjectAltName=DNS:site.test"
-    )
-    both = [*command.split(), "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(both, check=True, capture_output=True)
+    make_certificate(folder)
     return folder
 
 
@@ -570,19 +493,6 @@ def test_tls_passes_through_to_the_right_host(certificate: Path) -> None:
     asyncio.run(scenario())
 
 
-def client_hello(name: str | None, version: ssl.TLSVersion | None = None) -> bytes:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    if version is not None:
-        context.maximum_version = version
-    out = ssl.MemoryBIO()
-    tls = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)
-    with pytest.raises(ssl.SSLWantReadError):
-        tls.do_handshake()
-    return out.read()
-
-
 def in_small_records(hello: bytes) -> bytes:
     """The same handshake message cut into TLS records of seven bytes."""
     message = hello[5:]
@@ -591,7 +501,6 @@ def in_small_records(hello: bytes) -> bytes:
     )
 
 
-GOOD = client_hello("site.test")
 # what the client says first, on which port, to which host, and whether it reaches the server
 FIRST_WORDS = [
     ("the right name", GOOD, 443, "site.test", True),
@@ -615,12 +524,13 @@ FIRST_WORDS = [
 ]
 
 
+@pytest.mark.parametrize("way", ["connect", "socks"])
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize(
     ("words", "port", "host", "passes"), [case[1:] for case in FIRST_WORDS], ids=[case[0] for case in FIRST_WORDS]
 )
 def test_a_tunnels_first_words_must_fit_its_host(
-    words: bytes, port: int, host: str, passes: bool, pieces: bool
+    words: bytes, port: int, host: str, passes: bool, pieces: bool, way: str
 ) -> None:
     async def scenario() -> None:
         arrived = bytearray()
@@ -635,7 +545,8 @@ def test_a_tunnels_first_words_must_fit_its_host(
             server(listen) as site,
             proxy(f"site.test:{port}", f"127.0.0.1:{port}", names=HERE, at={port: site.port}) as agent,
         ):
-            _, reader, writer = await agent.connect(f"{host}:{port}")
+            opened = agent.socks(host, port) if way == "socks" else agent.connect(f"{host}:{port}")
+            _, reader, writer = await opened
             for piece in [words[i : i + 100] for i in range(0, len(words), 100)] if pieces else [words]:
                 writer.write(piece)
                 await writer.drain()
@@ -648,6 +559,7 @@ def test_a_tunnels_first_words_must_fit_its_host(
             end = await agent.last()
             assert bytes(arrived) == (words if passes else b"")
             assert (end.verdict, end.code) == (("allow", "net.allow") if passes else ("deny", "net.sni"))
+            assert end.protocol == way
             if not passes and words.startswith(b"SSH"):
                 assert "not TLS" in end.reason
             if not passes and b"evil.test" in words:

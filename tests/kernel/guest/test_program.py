@@ -485,6 +485,16 @@ def test_git_commits_in_a_repository_that_belongs_to_somebody_else(host: Host) -
     assert log.stdout == "agent <agent@agent-os.invalid> agent <agent@agent-os.invalid>\n"
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_program_that_asks_git_for_its_identity_finds_the_same_one(host: Host) -> None:
+    env = environment() | {"HOME": str(host.home)}
+    asked = [
+        subprocess.run(["git", "config", "--get", name], cwd=host.work, env=env, capture_output=True, text=True).stdout
+        for name in ("user.name", "user.email")
+    ]
+    assert asked == [env["GIT_AUTHOR_NAME"] + "\n", env["GIT_AUTHOR_EMAIL"] + "\n"]
+
+
 # --- the flags
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)

@@ -605,3 +605,17 @@ def test_an_old_empty_workspace_that_nobody_holds_is_swept(tmp_path: Path) -> No
         kept.create(project, name="new", mode="overlay", agent_uid=None)
         kept.create(project, name="next", mode="overlay", agent_uid=None)
     assert sorted(workspace.name for workspace in kept.list()) == ["full", "held", "new", "next"]
+
+
+def test_sparse_files_cannot_keep_the_kernel_reading(tmp_path: Path) -> None:
+    """Holes cost an agent nothing; together they are bounded, and what is beyond is refused unread."""
+    project = tmp_path / "project"
+    project.mkdir()
+    workspace = Workspaces(tmp_path / "state").create(project, name="sparse", mode="overlay", agent_uid=None)
+    for number in range(40):
+        (workspace.upper / f"s{number:02}").touch()
+        os.truncate(workspace.upper / f"s{number:02}", 1500 << 20)
+    found = workspace.diff()
+    assert len(found) == 40
+    assert sum(change.sha256_new is not None for change in found) <= 1
+    assert "holes" in (found[-1].refused or "")

@@ -211,6 +211,16 @@ class Grant:
             return False
         return host.endswith("." + self.name) if self.below else host == self.name
 
+    def names_exactly(self, host: str | Address, port: int) -> bool:
+        """Written for this very endpoint: no wildcard, no network, no default port."""
+        if self.port != port:
+            return False
+        if isinstance(host, Address):
+            return self._is_one_address and self.network is not None and host in self.network
+        if host == LOCALHOST:
+            return self.is_loopback
+        return host == self.name and not self.below
+
     def names_address(self, address: Address, kind: Kind) -> bool:
         """Does this grant name the address, given what kind it is? A wide network names no private one inside it."""
         network = self.network
@@ -364,6 +374,17 @@ def decide(
         reason = f"{host} is granted on port {ports}, not on {port}"
         return Decision(False, "net.port", reason, f"--net {endpoint(host, port)}")
     return Decision(False, "net.host", f"no grant names {host}", _flag(host, port))
+
+
+def decide_routed(
+    grants: Sequence[Grant], host: str | Address, port: int, own: Callable[[Address], bool] = is_own_address
+) -> Decision:
+    """A host that a door leads to, with a key that the agent never sees. Whoever also reached it directly could bring
+    a key of somebody else's and leave data with that account, so only a grant of exactly this endpoint opens it."""
+    if any(grant.names_exactly(host, port) for grant in grants):
+        return decide(grants, host, port, own)
+    reason = f"{host} has a model route: use its door http://127.0.0.1:3128/_api/, which brings the key"
+    return Decision(False, "net.route", reason, f"--net {endpoint(host, port)}")
 
 
 def _decide_localhost(grants: Sequence[Grant], port: int) -> Decision:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from agent_os.kernel.egress.addresses import Decision, printable
 
-Protocol = Literal["http", "connect", "forward"]
+Protocol = Literal["http", "connect", "socks", "forward"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The only way out of an agent's network namespace: an HTTP and CONNECT proxy on the agent's own listener.
+"""The only way out of an agent's network namespace: an HTTP, CONNECT and SOCKS5 proxy on the agent's own listener.
 
 Owns every connection made for an agent. In: the listening socket of its namespace (which *is* the agent's identity)
 and its grants. Out: bytes to addresses that were checked, and records: a connection is decided, recorded, then dialled.
@@ -6,7 +6,7 @@ Never touches the agent's files or processes, shares nothing with another agent'
 granted, and dials no name at all, only a checked address.
 
 The order of one request: parse strictly (`visit`) → canonical host → gate → resolve → check every address → record →
-dial → let the bytes pass (`visit`, and `hello` for TLS).
+dial → let the bytes pass (`visit`, with `socks` and `hello` for what h11 does not read).
 """
 
 import asyncio
@@ -16,10 +16,19 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import ip_address
 
-from agent_os.kernel.egress.addresses import Address, Decision, Grant, decide, decide_addresses, endpoint
+from agent_os.kernel.egress.addresses import (
+    Address,
+    Decision,
+    Grant,
+    canonical_host,
+    decide,
+    decide_addresses,
+    decide_routed,
+    endpoint,
+)
 from agent_os.kernel.egress.attempt import Attempt, Connection, Limits, Stop, explain
 from agent_os.kernel.egress.visit import CHUNK, Visit
 
@@ -30,7 +39,10 @@ FIRST_TRY_SECONDS = 3.0  # for an address while others are left to try
 
 
 class Egress:
-    """One agent's proxy. `serve` runs until `close` or its own cancellation; both end every connection."""
+    """One agent's proxy. `serve` runs until `close` or its own cancellation; both end every connection.
+
+    `routed`: hosts that have a door of their own, and are not reached in any other way.
+    """
 
     def __init__(
         self,
@@ -40,10 +52,12 @@ class Egress:
         *,
         resolve: Resolver | None = None,
         limits: Limits | None = None,
+        routed: Collection[str] = (),
     ) -> None:
         self.limits = limits or Limits()
         self._agent = agent
         self._grants = tuple(grants)
+        self._routed = frozenset(canonical_host(host) for host in routed)
         self._record = record
         self._resolve = resolve or _SystemResolver(self.limits.lookups)
         self._numbers = itertools.count(1)
@@ -51,8 +65,9 @@ class Egress:
         self._visits: set[asyncio.Task[None]] = set()
 
     def decide(self, host: str | Address, port: int) -> Decision:
-        """The gate for one canonical host and port: the place where routes, budgets and policy will be asked, too."""
-        return decide(self._grants, host, port)
+        """The gate for one canonical host and port: the place where budgets and policy will be asked, too."""
+        rule = decide_routed if host in self._routed else decide
+        return rule(self._grants, host, port)
 
     def _attempt(self) -> Attempt:
         return Attempt(self._agent, next(self._numbers), self._record)

@@ -1,8 +1,8 @@
-"""One connection that an agent makes to its proxy: requests one after the other, or one tunnel.
+"""One connection that an agent makes to its proxy: requests one after the other, or one tunnel (CONNECT or SOCKS5).
 
-Owns what is read from and written to the agent and its server: strict parsing (h11), header rewriting, the check of a
-tunnel's first bytes, back-pressure, half-close and the clocks. In: an accepted socket, and `open`, which decides and
-dials. Out: bytes both ways. Never decides which host is allowed and never resolves or dials by itself.
+Owns what is read from and written to the agent and its server: strict parsing (h11, `socks`), header rewriting, the
+check of a tunnel's first bytes, back-pressure, half-close and the clocks. In: an accepted socket, and `open`, which
+decides and dials. Out: bytes both ways. Never decides which host is allowed and never resolves or dials by itself.
 
 The sockets are driven with loop.sock_*: one chunk per direction is read only after the last one was written, so nothing
 piles up, and an idle connection holds no buffer. These calls do not yield while a socket is ready, hence `_give_way`:
@@ -23,6 +23,7 @@ from agent_os.abi.errors import EINVAL
 from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
 from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, explain
 from agent_os.kernel.egress.hello import TLS_HANDSHAKE, ClientHello
+from agent_os.kernel.egress.socks import SOCKS4, SOCKS5, Handshake
 
 CHUNK = 128 * 1024  # what one direction of one connection holds in memory at most
 LINGER_SECONDS = 2.0
@@ -49,13 +50,20 @@ class Visit:
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         self._method = b""
+        self._socks: Handshake | None = None
         self._owed = 0  # see `_give_way`
 
     async def run(self) -> None:
         with self._sock:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while await self._turn():
-                self._http.start_next_cycle()
+            first = await self._first_bytes(self._limits.header_seconds)
+            if first[:1] in (SOCKS4, SOCKS5):
+                attempt = self._begin()
+                await self._recorded(attempt, self._serve_socks(attempt, first))
+            elif first:
+                self._http.receive_data(first)
+                while await self._turn():
+                    self._http.start_next_cycle()
             with contextlib.suppress(OSError):  # the client is gone, or stays (TimeoutError): either way we are done
                 async with asyncio.timeout(LINGER_SECONDS):
                     await self._linger()
@@ -101,14 +109,17 @@ class Visit:
         """Wait for the first bytes of a request. False if none come: there is no request, so nothing to record."""
         if self._http.trailing_data[0]:
             return True
-        try:
-            async with asyncio.timeout(self._limits.idle_seconds if self._method else self._limits.header_seconds):
-                data = await self._loop.sock_recv(self._sock, CHUNK)
-        except OSError:  # reset, or silent for too long (TimeoutError)
-            return False
+        data = await self._first_bytes(self._limits.idle_seconds)
         if data:
             self._http.receive_data(data)
         return bool(data)
+
+    async def _first_bytes(self, seconds: float) -> bytes:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._loop.sock_recv(self._sock, CHUNK)
+        except OSError:  # reset, or silent for too long (TimeoutError)
+            return b""
 
     async def _read_request(self) -> h11.Request:
         try:
@@ -144,7 +155,9 @@ class Visit:
         attempt.end(stop.code, stop.reason, stop.allow_flag)
         with contextlib.suppress(OSError):  # the client is gone or does not read (TimeoutError): nobody to tell
             async with asyncio.timeout(LINGER_SECONDS):
-                if attempt.protocol != "forward" and self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                if self._socks is not None:
+                    await self._loop.sock_sendall(self._sock, self._socks.refuse(stop.code))
+                elif attempt.protocol != "forward" and self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await self._answer(endpoint(attempt.host, attempt.port or None), attempt.verdict, stop)
 
     async def _answer(self, target: str, verdict: str, stop: Stop) -> None:
@@ -268,15 +281,45 @@ class Visit:
             early = self._http.trailing_data[0]
             opened = self._http.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
             await self._send_down(opened or b"")
-            async with _idle(self._limits.idle_seconds) as touch:
-                link = _Link(attempt, remote, touch)
-                await _until_all(self._up(link, self._first_words(early, host, port)), self._down(link))
+            await self._both_ways(attempt, remote, self._first_words(early, host, port))
+
+    async def _serve_socks(self, attempt: Attempt, first: bytes) -> None:
+        attempt.protocol = "socks"
+        self._socks = Handshake()
+        try:
+            async with asyncio.timeout(self._limits.header_seconds):
+                await self._shake_hands(self._socks, first)
+        except TimeoutError:
+            reason = f"the SOCKS5 handshake took longer than {self._limits.header_seconds:g} s"
+            raise Stop("net.limit", reason) from None
+        host, port = _locate(attempt, self._socks.host, self._socks.port)
+        with await self._open(attempt, host, port) as remote:
+            await self._send_down(self._socks.accept())
+            await self._both_ways(attempt, remote, self._first_words(self._socks.rest, host, port))
+
+    async def _shake_hands(self, socks: Handshake, data: bytes) -> None:
+        """Until the client has asked for a target. Holds little: a handshake has less than 600 bytes."""
+        while True:
+            await self._send_down(socks.feed(data))
+            if socks.problem:
+                raise Stop("net.malformed", socks.problem)
+            if socks.asked:
+                return
+            try:
+                data = await self._loop.sock_recv(self._sock, CHUNK)
+            except OSError as error:
+                raise Stop("net.broken", f"the client went away: {error.strerror}") from error
+            if not data:
+                raise Stop("net.malformed", "the client closed in the middle of its SOCKS5 handshake")
 
     async def _through(self, attempt: Attempt, host: Address, port: int) -> None:
         with await self._open(attempt, host, port) as remote:
-            async with _idle(self._limits.idle_seconds) as touch:
-                link = _Link(attempt, remote, touch)
-                await _until_all(self._up(link, self._loop.sock_recv(self._sock, CHUNK)), self._down(link))
+            await self._both_ways(attempt, remote, self._loop.sock_recv(self._sock, CHUNK))
+
+    async def _both_ways(self, attempt: Attempt, remote: socket.socket, first: Awaitable[bytes]) -> None:
+        async with _idle(self._limits.idle_seconds) as touch:
+            link = _Link(attempt, remote, touch)
+            await _until_all(self._up(link, first), self._down(link))
 
     async def _up(self, link: _Link, first: Awaitable[bytes]) -> None:
         data = await first
@@ -368,10 +411,18 @@ def _split(attempt: Attempt, authority: str, default: int | None) -> tuple[str |
         if match[2] is None and default is None:
             raise EINVAL("net.malformed", f"{printable(authority)!r} has no port")
         port = parse_port(match[2]) if match[2] is not None else default or 0
-        host = canonical_host(match[1])
     except EINVAL as error:
         raise Stop("net.malformed", error.reason) from error
-    attempt.host, attempt.port = str(host), port
+    return _locate(attempt, match[1], port)
+
+
+def _locate(attempt: Attempt, text: str, port: int) -> tuple[str | Address, int]:
+    attempt.host, attempt.port = printable(text), port
+    try:
+        host, port = canonical_host(text), parse_port(str(port))
+    except EINVAL as error:
+        raise Stop("net.malformed", error.reason) from error
+    attempt.host = str(host)
     return host, port
 
 

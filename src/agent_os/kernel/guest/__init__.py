@@ -1,6 +1,7 @@
 """Guests: any unmodified command as an agent. What it needs to see, and the environment it gets."""
 
 from agent_os.kernel.guest.environment import Mount, environment, parse_duration, parse_env, parse_mount
+from agent_os.kernel.guest.limits import parse_limits, unenforced
 from agent_os.kernel.guest.program import INTERPRETERS, Program, resolve
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "environment",
     "parse_duration",
     "parse_env",
+    "parse_limits",
     "parse_mount",
     "resolve",
+    "unenforced",
 ]

@@ -55,10 +55,16 @@ def environment(
 def _git() -> dict[str, str]:
     """An identity, and trust in the workspace whoever owns it: in root mode its files belong to a user who is not
     mapped inside, and git would refuse to touch them. What git guards against there (running a stranger's hooks) is
-    what the sandbox is for."""
-    who = {f"GIT_{role}_NAME": "agent" for role in ("AUTHOR", "COMMITTER")}
-    where = {f"GIT_{role}_EMAIL": "agent@agent-os.invalid" for role in ("AUTHOR", "COMMITTER")}
-    return who | where | {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    what the sandbox is for. The identity is told twice: git itself goes by the variables, and programs that ask git
+    for its settings (aider) write one into the project's `.git/config` if they find none."""
+    name, email = "agent", "agent@agent-os.invalid"
+    who = {f"GIT_{role}_NAME": name for role in ("AUTHOR", "COMMITTER")}
+    where = {f"GIT_{role}_EMAIL": email for role in ("AUTHOR", "COMMITTER")}
+    settings = {"safe.directory": "*", "user.name": name, "user.email": email}
+    told = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for index, (key, value) in enumerate(settings.items()):
+        told |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
+    return who | where | told
 
 
 def _proxy() -> dict[str, str]:

@@ -21,6 +21,7 @@ from agent_os.kernel.workspace.protected import is_protected, outward
 Kind = Literal["add", "modify", "delete", "mode", "symlink"]
 Type = Literal["file", "directory", "symlink", "special"]
 
+_MOST_HOLES = 2 << 30  # bytes of nothing in sparse files that one diff reads
 PERMISSIONS = 0o777  # what of a mode is ever compared or committed: setuid, setgid and sticky are not
 _PATCH_BYTES = 256 << 10
 _PATCH_LINES = 4000
@@ -59,6 +60,10 @@ class CopyBase:
     paths: frozenset[str]
     finished: int  # ns
 
+    def holds(self, path: str, now: os.stat_result) -> bool:
+        """Whether an entry is still as it was copied."""
+        return path in self.paths and now.st_ctime_ns <= self.finished
+
 
 def escape(name: str) -> str:
     r"""Reversible and printable: `\n`, `\x1b`, `\u202e`; a byte that is no UTF-8 is `\xff`."""
@@ -88,6 +93,7 @@ class _Walk:
         self.lower, self.upper, self.base = lower, upper, base
         disk = os.fstatvfs(lower)
         self.room = disk.f_bavail * disk.f_frsize
+        self.holes = _MOST_HOLES
 
     def run(self) -> Iterator[Change]:
         yield from self._mode_change("", os.fstat(self.upper), os.fstat(self.lower))
@@ -152,7 +158,10 @@ class _Walk:
         mode = new.st_mode & PERMISSIONS
         before = self._hash_old(path, old) if old is not None else None
         # What cannot fit is not read either: a sparse file costs its author nothing and would cost us hours.
-        after = None if new.st_size > self.room else self._hash(self.upper, path)
+        fits = new.st_size <= self.room
+        self.holes -= max(0, new.st_size - new.st_blocks * 512) if fits else 0
+        refused = None if self.holes >= 0 else "its holes, and those of files before it, are larger than anyone needs"
+        after = self._hash(self.upper, path) if fits and not refused else None
         if old is not None and stat.S_ISREG(old.st_mode) and before == after and after is not None:
             yield from self._mode_change(path, new, old)
             return
@@ -164,6 +173,7 @@ class _Walk:
             mode=mode,
             sha256_old=before,
             sha256_new=after,
+            refused=refused,
             copied_up=self._copied_up(path),
         )
 
@@ -267,7 +277,7 @@ class _Walk:
 
     def _untouched(self, path: str, new: os.stat_result) -> bool:
         """Copy mode: an entry that is still as we copied it is no change, whatever became of the project's since."""
-        return self.base is not None and path in self.base.paths and new.st_ctime_ns <= self.base.finished
+        return self.base is not None and self.base.holds(path, new)
 
 
 def _xattr(fd: int, name: str) -> bytes | None:

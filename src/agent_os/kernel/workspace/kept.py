@@ -16,21 +16,20 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from agent_os.abi.errors import EACCES, EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
 from agent_os.kernel import beneath
-from agent_os.kernel.workspace import changes, protected
+from agent_os.kernel.workspace import changes, protected, snapshot
 from agent_os.kernel.workspace.changes import Change, CopyBase
 from agent_os.kernel.workspace.landing import Intent, Landing, Report, select, write_json
 
 MODES = ("overlay", "copy", "bind", "tmpfs")
 _KEPT = ("overlay", "copy")  # modes that leave something to decide about
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_FICLONE = 0x40049409
 _ABANDONED_NS = 60 * 10**9  # a workspace this old is held by its agent, or by nobody
 _CLOCK_REALTIME_COARSE = 5  # the clock that stamps files; not named by the standard library
 
@@ -46,6 +45,12 @@ class Meta:
     gid: int
     agent_uid: int | None  # root mode: the host uid the layer belongs to
     copied: int = 0  # ns; copy mode: when the copy was finished
+    made: int = 0  # ns; one that began as another is younger than the project it was `created` for
+    snapshot: bool = False  # kept under a name of its own, even when there is nothing in it
+
+    @property
+    def born(self) -> int:
+        return self.made or self.created
 
 
 def new_name(command: str) -> str:
@@ -64,37 +69,59 @@ class Workspaces:
 
     def create(self, project: Path, *, name: str, mode: str, agent_uid: int | None) -> "Workspace":
         """A new workspace over a project that `check_source` accepted. It exists whole, or not at all."""
-        if not _NAME.fullmatch(name):
-            raise EINVAL(
-                "workspace.name", f"{name!r} is no workspace name: lower case letters, digits and dashes, at most 64"
-            )
         if mode not in MODES:
             raise EINVAL("workspace.mode", f"{mode!r} is no workspace mode", hint=f"one of {', '.join(MODES)}")
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def fill(home: int) -> Meta:
+            with beneath.closing(beneath.open_root(project)) as lower:
+                return _fill(home, lower, project, name, mode, agent_uid)
+
+        return self._build(project, name, agent_uid, fill)
+
+    def copy(self, origin: "Workspace", *, name: str, agent_uid: int | None, keep: bool = False) -> "Workspace":
+        """A new workspace that begins as another is now; `keep` makes it a snapshot. The caller sees to it that the
+        other one does not change meanwhile. What the project changes since *that* one began is a conflict here, too."""
+        with origin.opened() as (origin_home, _, upper):
+            facts = {"name": name, "agent_uid": agent_uid, "made": time.time_ns(), "snapshot": keep}
+
+            def fill(home: int) -> Meta:
+                if (intent := Intent(origin_home)).steps:  # what it has committed is known to go with it
+                    intent.save_to(home)
+                return _fill_from(home, upper, origin, agent_uid, facts)
+
+            return self._build(origin.project, name, agent_uid, fill)
+
+    def require_free(self, name: str) -> None:
+        """Raises if there cannot be a new workspace of this name."""
+        if not _NAME.fullmatch(name):
+            raise EINVAL(
+                "workspace.name",
+                f"{changes.escape(name)!r} is no workspace name: lower case letters, digits and dashes, at most 64",
+            )
         if (self.root / name).exists():
             raise EEXIST("workspace.exists", f"there is already a workspace {name}", hint=f"agentctl diff {name}")
+
+    def _build(self, project: Path, name: str, agent_uid: int | None, fill: Callable[[int], Meta]) -> "Workspace":
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.require_free(name)
+        draft = f".new-{secrets.token_hex(6)}"
         with beneath.closing(beneath.open_root(self.root)) as root:
             self._sweep(root)
-            return self._build(root, project, name, mode, agent_uid)
-
-    def _build(self, root: int, project: Path, name: str, mode: str, agent_uid: int | None) -> "Workspace":
-        draft = f".new-{secrets.token_hex(6)}"
-        # Root mode: the launcher's uid must pass through on its way to upper/ and work/; the parent stays closed.
-        os.mkdir(draft, 0o700 if agent_uid is None else 0o711, dir_fd=root)
-        try:
-            with (
-                beneath.closing(beneath.open_directory(root, draft)) as home,
-                beneath.closing(_create_lock(home)),  # a concurrent sweep leaves this draft alone
-                beneath.closing(beneath.open_root(project)) as lower,
-            ):
-                write_json(home, "meta.json", asdict(_fill(home, lower, project, name, mode, agent_uid)))
-            beneath.rename(root, draft, name, replace=False)  # it exists from here on
-        except OSError as error:
-            beneath.remove_tree(root, draft)
-            raise _explained(error, project, name) from error
-        except BaseException:
-            beneath.remove_tree(root, draft)
-            raise
+            # Root mode: the launcher's uid must pass through on its way to upper/ and work/; the parent stays closed.
+            os.mkdir(draft, 0o700 if agent_uid is None else 0o711, dir_fd=root)
+            try:
+                with (
+                    beneath.closing(beneath.open_directory(root, draft)) as home,
+                    beneath.closing(_create_lock(home)),  # a concurrent sweep leaves this draft alone
+                ):
+                    write_json(home, "meta.json", asdict(fill(home)))
+                beneath.rename(root, draft, name, replace=False)  # it exists from here on
+            except OSError as error:
+                beneath.remove_tree(root, draft)
+                raise _explained(error, project, name) from error
+            except BaseException:
+                beneath.remove_tree(root, draft)
+                raise
         return self.open(name)
 
     def _sweep(self, root: int) -> None:
@@ -103,7 +130,8 @@ class Workspaces:
             if left.startswith(".gone-") or (left.startswith(".new-") and not _locked(root, left)):
                 beneath.remove_tree(root, left)
         for workspace in self.list():
-            if time.time_ns() - workspace.meta.created > _ABANDONED_NS and workspace.is_empty and not workspace.running:
+            old = time.time_ns() - workspace.meta.born > _ABANDONED_NS and not workspace.meta.snapshot
+            if old and workspace.is_empty and not workspace.running:
                 with suppress(EBUSY, ENOENT):
                     workspace.discard()
 
@@ -123,7 +151,7 @@ class Workspaces:
             if _NAME.fullmatch(path.name):
                 with suppress(EIO):
                     found.append(Workspace(path, _read_meta(path)))
-        return sorted(found, key=lambda workspace: (workspace.meta.created, workspace.name))
+        return sorted(found, key=lambda workspace: (workspace.meta.born, workspace.name))
 
     def latest(self, directory: Path | None = None) -> "Workspace":
         """The newest workspace with something to decide about; with `directory`, of the project it is in."""
@@ -144,7 +172,7 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        return self.meta.name
+        return self.path.name
 
     @property
     def project(self) -> Path:
@@ -159,20 +187,21 @@ class Workspace:
         return self.path / "work"
 
     @contextmanager
-    def hold(self) -> Generator[None]:
-        """While the agent, a commit or a discard runs. EBUSY when somebody else holds it; ends with the process."""
+    def hold(self, *, shared: bool = False) -> Generator[None]:
+        """While the agent, a commit or a discard runs, or, shared, while it is copied. EBUSY when somebody else holds
+        it; ends with the process."""
         try:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise ENOENT("workspace.unknown", f"the workspace {self.name} is gone") from None
         with beneath.closing(fd):
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EBUSY(
                     "workspace.running",
                     f"the agent of {self.name} is still running",
-                    hint="wait for its end, or stop it",
+                    hint=f"wait for its end, or: agentctl kill {self.name}",
                 ) from None
             yield
 
@@ -186,9 +215,15 @@ class Workspace:
         with beneath.closing(beneath.open_root(self.path.parent)) as root:
             return _locked(root, self.path.name)
 
+    def wrote(self, path: str) -> bool:
+        """Whether the layer has an entry of its own at this path, links not followed."""
+        with beneath.closing(beneath.open_root(self.upper)) as upper:
+            info = beneath.stat_beneath(upper, path)
+        return info is not None and not stat.S_ISCHR(info.st_mode)
+
     def diff(self) -> list[Change]:
         """What the agent changed and the project does not have yet. May be called while the agent runs."""
-        with self._opened() as (home, lower, upper):
+        with self.opened() as (home, lower, upper):
             return self._diff(Intent(home), lower, upper)
 
     def _diff(self, intent: Intent, lower: int, upper: int) -> list[Change]:
@@ -197,7 +232,7 @@ class Workspace:
 
     def patch(self, change: Change) -> str:
         """A unified diff of one text file, safe to print."""
-        with self._opened() as (_, lower, upper):
+        with self.opened() as (_, lower, upper):
             return changes.patch(lower, upper, change)
 
     def commit(
@@ -214,7 +249,7 @@ class Workspace:
         `expect` is the `digest` of the diff a person approved: anything else is refused. An entry that conflicts or is
         refused stops nobody but itself and what depends on it. After a crash, call it again: it resumes.
         """
-        with self.hold(), self._opened() as (home, lower, upper):
+        with self.hold(), self.opened() as (home, lower, upper):
             intent = Intent(home)
             found = self._diff(intent, lower, upper)
             if expect is not None and digest(found) != expect:
@@ -235,8 +270,18 @@ class Workspace:
             beneath.rename(root, self.path.name, gone)  # nobody sees half of it
             beneath.remove_tree(root, gone)
 
+    def keep_as(self, name: str) -> "Workspace":
+        """Make it a snapshot: kept under this name until it is committed or discarded."""
+        Workspaces(self.path.parent.parent).require_free(name)
+        with self.hold(), beneath.closing(beneath.open_root(self.path.parent)) as root:
+            beneath.rename(root, self.path.name, name, replace=False)
+            meta = replace(self.meta, name=name, snapshot=True)
+            with beneath.closing(beneath.open_directory(root, name)) as home:
+                write_json(home, "meta.json", asdict(meta))
+        return Workspace(self.path.parent / name, meta)
+
     @contextmanager
-    def _opened(self) -> Generator[tuple[int, int, int]]:
+    def opened(self) -> Generator[tuple[int, int, int]]:
         """The workspace's own directory, the project, and the agent's layer."""
         if self.meta.mode not in _KEPT:
             raise EINVAL(
@@ -274,62 +319,35 @@ def _fill(home: int, lower: int, project: Path, name: str, mode: str, agent_uid:
             os.mkdir(part, 0o700, dir_fd=home)
         with beneath.closing(beneath.open_directory(home, "upper")) as upper:
             if mode == "copy":
-                _write_base(home, _copy_tree(lower, upper, agent_uid))
+                _write_base(home, snapshot.copy_project(lower, upper, agent_uid))
             # The root the agent sees takes its mode from here.
             os.fchmod(upper, stat.S_IMODE(info.st_mode) & changes.PERMISSIONS)
-            _give(upper, agent_uid)
+            snapshot.give(upper, agent_uid)
         with beneath.closing(beneath.open_directory(home, "work")) as work:
-            _give(work, agent_uid)
+            snapshot.give(work, agent_uid)
         copied = _settled() if mode == "copy" else 0
     return Meta(
         name, os.path.realpath(project), mode, created, info.st_ino, info.st_uid, info.st_gid, agent_uid, copied
     )
 
 
-def _copy_tree(lower: int, upper: int, agent_uid: int | None) -> list[str]:
-    """Copy mode: the whole project, blocks shared where the disk can. Special files stay out, as at commit."""
-    made: list[str] = []
-    directories: list[tuple[str, int]] = []
-    for path, info in beneath.walk(lower, ""):
-        if stat.S_ISDIR(info.st_mode):
-            beneath.make_directory(upper, path)
-            directories.append((path, info.st_mode & changes.PERMISSIONS))
-        elif stat.S_ISREG(info.st_mode):
-            _copy_file(lower, upper, path, agent_uid)
-        elif stat.S_ISLNK(info.st_mode):
-            with beneath.parent(upper, path) as (directory, name):
-                os.symlink(beneath.read_link(lower, path), name, dir_fd=directory)
-                if agent_uid is not None:
-                    os.chown(name, agent_uid, agent_uid, dir_fd=directory, follow_symlinks=False)
-        else:
-            continue
-        made.append(path)
-    for path, mode in reversed(directories):
-        with beneath.closing(beneath.open_directory(upper, path)) as directory:
-            os.fchmod(directory, mode)
-            _give(directory, agent_uid)
-    return made
-
-
-def _copy_file(lower: int, upper: int, path: str, agent_uid: int | None) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with (
-        beneath.closing(beneath.open_file(lower, path)) as source,
-        beneath.closing(beneath.open_beneath(upper, path, flags, 0o600, resolve=beneath.PHYSICAL)) as target,
-    ):
-        try:
-            fcntl.ioctl(target, _FICLONE, source)
-        except OSError:  # no shared blocks here: copy the bytes
-            beneath.sha256(source, into=target)
-        info = os.fstat(source)
-        _give(target, agent_uid)
-        os.fchmod(target, info.st_mode & changes.PERMISSIONS)
-        os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
-def _give(fd: int, uid: int | None) -> None:
-    if uid is not None and os.fstat(fd).st_uid != uid:
-        os.fchown(fd, uid, uid)
+def _fill_from(home: int, origin_upper: int, origin: "Workspace", agent_uid: int | None, facts: dict[str, Any]) -> Meta:
+    """Everything in a workspace that begins as another, but its meta.json."""
+    for part in ("upper", "work"):
+        os.mkdir(part, 0o700, dir_fd=home)
+    with beneath.closing(beneath.open_directory(home, "work")) as work:
+        snapshot.give(work, agent_uid)
+    with beneath.closing(beneath.open_directory(home, "upper")) as upper:
+        copied = snapshot.copy_layer(origin_upper, upper, agent_uid)
+        if origin.meta.mode != "copy":
+            return replace(origin.meta, **facts)
+        # A copy tells what its agent changed by the time of the change: that has to stay so.
+        base = _read_base(origin)
+        _write_base(home, sorted(base.paths))
+        finished = _settled()
+        looked = ((path, beneath.stat_beneath(origin_upper, path)) for path in copied)
+        snapshot.stamp(upper, [path for path, info in looked if info and not base.holds(path, info)])
+    return replace(origin.meta, copied=finished, **facts)
 
 
 def _settled() -> int:

@@ -94,8 +94,11 @@ class Intent:
             self.steps[change.path, change.kind] = Step(change, seen, entry["planned"], entry["done"])
 
     def save(self) -> None:
+        self.save_to(self.home)
+
+    def save_to(self, home: int) -> None:
         steps = [asdict(step) for step in self.steps.values()]
-        write_json(self.home, INTENT, {"id": self.id, "open": self.open, "steps": steps})
+        write_json(home, INTENT, {"id": self.id, "open": self.open, "steps": steps})
 
     def landed(self, change: Change) -> bool:
         step = self.steps.get((change.path, change.kind))
@@ -107,6 +110,11 @@ class Intent:
             return True  # a directory of ours that a crash left without its final mode
         step = self.steps.get((change.path, change.kind))
         return step is not None and step.change.signature == change.signature and step.seen == seen
+
+    def wrote(self, change: Change) -> bool:
+        """Whether what the project has there is what an earlier commit put there: a restored state went on from it."""
+        before = (self.steps.get((change.path, kind)) for kind in ("add", "modify", "symlink"))
+        return any(step and step.done and step.change.sha256_new == change.sha256_old for step in before)
 
     def temporary(self, index: int) -> str:
         return f".agent-os-{self.id}-{index}"
@@ -216,7 +224,7 @@ class Landing:
             # Entries come and go below a directory without concerning it; its mode is its own.
             own = change.kind == "mode" and old.st_ctime_ns > self.created and old.st_ctime_ns != old.st_mtime_ns
             return ("the project changed its mode too" if own else None), seen
-        if old.st_ctime_ns > self.created:
+        if old.st_ctime_ns > self.created and not self.intent.wrote(change):
             return "the project has a newer version", seen
         return None, seen
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.cli.streams import Tamer
+from agent_os.cli.tamer import Tamer
 
 
 def tamed(*chunks: bytes) -> bytes:
@@ -30,7 +30,9 @@ def tamed(*chunks: bytes) -> bytes:
         (b"a\x1bP$qm\x1b\\b\x1bXtext\x1b\\c\x1b^pm\x1b\\d\x1b_apc\x1b\\e", b"abcde"),  # string sequences
         (b"a\x1bcb\x1b7c\x1b(0d\x1b#8e", b"abcde"),  # reset, save, character set, test pattern
         (b"a\xc2\x9b2Jb\xc2\x9d0;tc", b"a2Jb0;tc"),  # the 8-bit forms in UTF-8: no introducer, no sequence
-        (b"a\xc2\x00\x9b2Jb\xc2\x1b[2J\x9b2Jc", b"a\x9b2Jb\x9b2Jc"),  # nor by joining what stood apart
+        # nor by joining what stood apart; what is no UTF-8 shows as a mark, since 8-bit terminals would obey it
+        (b"a\xc2\x00\x9b2Jb\xc2\x1b[2J\x9b2Jc", "a\ufffd\ufffd2Jb\ufffd\ufffd2Jc".encode()),
+        (b"a\x9d0;pwn\x07\x9b21t", "a\ufffd0;pwn\ufffd21t".encode()),
         (b"a\x08\x08\x07\x0e\x00\x7fb\x0b\x0c", b"ab"),
         (b"end\x1b", b"end"),
         (b"end\x1b[", b"end["),  # what follows an escape that never was one is text
@@ -97,7 +99,7 @@ def test_a_long_clipboard_sequence_is_taken_out_whole_or_shown_as_text(size: int
 
 
 FLOOD = """
-import os, sys, threading
+import asyncio, os, sys, threading
 from agent_os.cli import streams
 both = streams.Streams()
 def guest():
@@ -105,7 +107,8 @@ def guest():
     os.write(both.theirs[1], b'got ' + data)
     os.write(both.theirs[2], b'on the side')
     both.started()
-thread = threading.Thread(target=guest); thread.start(); thread.join(); both.drain()
+thread = threading.Thread(target=guest); thread.start(); thread.join()
+asyncio.run(both.drain(asyncio.Event()))
 """
 
 
@@ -113,3 +116,51 @@ thread = threading.Thread(target=guest); thread.start(); thread.join(); both.dra
 def test_the_three_streams_are_carried_apart_and_drained() -> None:
     done = subprocess.run([sys.executable, "-c", FLOOD], input=b"in\x1b]0;t\x07", capture_output=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"got in\x1b]0;t\x07", b"on the side")
+
+
+def shown_full_screen(data: bytes) -> bytes:
+    tamer = Tamer(full_screen=True)
+    return tamer.feed(data) + tamer.end()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x1b[2J\x1b[H\x1b[10;20H\x1b[A\x1b[1;31mred\x1b[0m",  # screen, cursor, colour
+        b"\x1b[?1049h\x1b[?25l\x1b[?2004h\x1b[?1000h\x1b[?1006h",  # other screen, cursor off, paste, mouse
+        b"\x1b[6n\x1b[c\x1b[>c\x1b[>4;2m",  # where is the cursor, which terminal are you, how to report keys
+        b"\x1b(B\x1b)0\x0elqk\x0f\x1b7\x1b8\x1b=\x1b>\x1bM",  # line drawing, save and restore, keypad, scroll
+        b"\x1b[1;24r\x1b[4h\x1b[3X\x1b[2 q\x1b[!p\a\b\t\r\n",
+    ],
+)
+def test_full_screen_programs_pass_on_a_terminal_of_their_own(data: bytes) -> None:
+    assert shown_full_screen(data) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x1b]52;c;cHduZWQ=\x07",  # writes the clipboard
+        b"\x1b]0;title\x07\x1b]2;title\x1b\\",
+        b"\x1b[21t\x1b[20t\x1b[18t",  # reports the title and the size as if typed
+        b"\x1bP$qm\x1b\\\x1bP+q544e\x1b\\",  # asks for settings and capabilities
+        b"\x1b]10;?\x07\x1b]4;1;?\x07",  # asks for colours
+        b"\x05",  # answerback
+        b"\x1b[5i\x1b[4i\x1b[?5i",  # prints
+        b"\x1b[>1u\x1b[=5u\x1b[>q\x1b[x\x1b[4;1y",  # key protocols that stay on, version and parameter queries
+        b"\x1bZ\x1b_apc\x1b\\\x1b^pm\x1b\\\x1bXsos\x1b\\",
+        b"\xc2\x9d52;c;eA==\xc2\x9c".replace(b"52;c;eA==", b""),  # the 8-bit forms
+        b"\x1b\x1b\x1b\x00\x7f",
+    ],
+)
+def test_what_could_reach_beyond_the_screen_never_passes(data: bytes) -> None:
+    assert shown_full_screen(data) == b""
+
+
+@given(data=SOUP | st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_on_a_terminal_too_chunks_make_no_difference_and_no_string_begins(data: bytes, cuts: list[int]) -> None:
+    edges = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    tamer = Tamer(full_screen=True)
+    left = b"".join([*(tamer.feed(data[a:b]) for a, b in pairwise(edges)), tamer.end()])
+    assert left == shown_full_screen(data)
+    assert not re.search(rb"\x1b[\]PX^_]|\xc2[\x80-\x9f]|\x1b\[[0-?]*[ -/]*[tiqxy]", left.replace(b" q", b""))

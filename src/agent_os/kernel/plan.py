@@ -1,0 +1,130 @@
+"""What a guest will see, decided before anything is made: an operator's order and the host's facts in, a spec out.
+
+Reads the file system; starts, mounts and records nothing.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from agent_os.abi.errors import EINVAL
+from agent_os.kernel import guest
+from agent_os.kernel.egress import Grant
+from agent_os.kernel.egress.addresses import Address
+from agent_os.kernel.workspace import Workspace
+from agent_os.kernel.workspace.sources import check_source, masks
+from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits, SpawnSpec
+from agent_os.sandbox.spec import Workspace as WorkspaceSpec
+
+Mode = Literal["overlay", "bind", "tmpfs"]
+
+
+@dataclass(frozen=True)
+class Order:
+    argv: tuple[str, ...]
+    cwd: Path
+    project: Path | None  # None: an empty workspace in memory
+    mode: Mode = "overlay"
+    mounts: tuple[guest.Mount, ...] = ()
+    net: tuple[Grant, ...] = ()
+    routed: tuple[str, ...] = ()  # hosts that a door leads to, so that no connection of the guest's own may
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    limits: Limits = GUEST_LIMITS
+    min_level: Level = "S2"
+    origin: Workspace | None = None  # the state its overlay begins with
+    snapshot: str | None = None  # what to call the state it ends with
+    tty: tuple[int, int] | None = None  # rows and columns of a terminal of its own, in place of the streams
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a run needs to know of the machine it is on."""
+
+    state: Path
+    home: Path
+    env: Mapping[str, str]
+
+
+def check_mount(mount: guest.Mount, host: Host) -> guest.Mount:
+    """The same rule as for workspaces, but a single file may be mounted, too."""
+    try:
+        check_source(mount.source, state=host.state, home=host.home)
+    except EINVAL as error:
+        if error.code != "workspace.not_a_directory":
+            raise
+    return mount
+
+
+def loopback_doors(grants: Sequence[Grant]) -> list[tuple[Address, int]]:
+    """Granted endpoints of this machine's loopback. Each appears on the guest's own loopback under the same port, since
+    programs rightly do not ask a proxy for 127.0.0.1."""
+    doors = {grant.port: grant.network.network_address for grant in grants if grant.network and grant.is_loopback}
+    return [(address, port) for port, address in doors.items() if port and port != PROXY_PORT]
+
+
+def title(argv: Sequence[str]) -> str:
+    """What to call a run: the program, or the script that an interpreter was asked to run."""
+    words = [word for word in argv if not word.startswith("-")]
+    if len(words) > 1 and guest.INTERPRETERS.match(Path(words[0]).name) and "-c" not in argv and "-m" not in argv:
+        return words[1]
+    return words[0] if words else ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    spec: SpawnSpec
+    paths: dict[str, Path]  # the host paths behind its descriptors
+    notes: tuple[str, ...]
+
+
+def plan(order: Order, name: str, host: Host) -> Plan:
+    at = str(order.project) if order.project else "/work"
+    own_place = [Path(mount.at) for mount in order.mounts if str(mount.source) == mount.at]
+    program = guest.resolve(
+        command(order),
+        cwd=order.cwd,
+        path=host.env.get("PATH", os.defpath),
+        home=host.home,
+        visible=[Path("/usr"), *([order.project] if order.project else []), *own_place],
+        private=[host.state],
+    )
+    shown = [guest.Mount(prefix, str(prefix), rw=False) for prefix in program.prefixes] + list(order.mounts)
+    paths = {f"bind{i}": mount.source for i, mount in enumerate(shown)}
+    places = [(mount.source, mount.at) for mount in shown]
+    if order.project:
+        paths["lower"] = order.project
+        places.append((order.project, at))
+    inside = str(order.cwd) if order.project and order.cwd.is_relative_to(order.project) else at
+    env = guest.environment(
+        host_env=host.env, extra=order.env, path=program.path, proxy=True, workspace=inside, program=program
+    )
+    spec = SpawnSpec(
+        spawn_id=name,
+        kind="guest",
+        isolation="exec",
+        argv=list(program.argv),
+        env=env,
+        cwd=inside,
+        net="proxy",
+        tty=list(order.tty) if order.tty else None,
+        forward=[port for _, port in loopback_doors(order.net)],
+        workspace=WorkspaceSpec(order.mode, at, size_mb=order.limits.tmp_mb, inodes=65536),
+        binds=[Bind(f"bind{i}", mount.at, rw=mount.rw) for i, mount in enumerate(shown)],
+        masks=sorted({mask for source, dst in places for mask in masks(source, dst, state=host.state, home=host.home)}),
+        limits=order.limits,
+        exec_memfd=True,  # JIT compilers of real programs need it
+        min_level=order.min_level,
+    )
+    return Plan(spec, paths, program.notes)
+
+
+def command(order: Order) -> tuple[str, ...]:
+    """A program that only the restored state has is looked up inside: what an earlier agent wrote must not choose what
+    of the host is shown."""
+    place = os.path.normpath(order.cwd / order.argv[0]) if order.argv else ""
+    if not (order.origin and order.project and "/" in order.argv[0]) or os.path.lexists(place):
+        return order.argv
+    inside = Path(place).is_relative_to(order.project) and order.origin.wrote(os.path.relpath(place, order.project))
+    return ("/usr/bin/env", "--", *order.argv) if inside else order.argv

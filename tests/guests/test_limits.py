@@ -1,0 +1,97 @@
+"""`agentctl run --limit`, as a user meets it: bounds that hold, and an ending that says why."""
+
+import pytest
+
+import leftovers
+from agent_os.sandbox import hierarchies
+from guests.agentctl import AGENTCTL, Machine
+
+pytestmark = pytest.mark.integration
+
+EATER = "kept = []\nwhile True: kept.append(bytearray(b'x' * (1 << 20)))"
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("limits"))
+
+
+def capped(controller: str) -> bool:
+    return controller in hierarchies.detect().controllers
+
+
+def test_a_guest_beyond_its_memory_is_killed_and_told_what_to_do(machine: Machine) -> None:
+    if not capped("memory"):
+        pytest.skip("cgroup: no memory controller this user may use")
+    # the eater is not the first process: what started it would go on and hide the cause
+    ran = machine.run("sh", "-c", f'python3 -c "{EATER}"; echo went on', flags=["--limit", "memory_mb=64"])
+    assert (ran.code, ran.lines) == (137, [])
+    assert "killed: it used more than its memory limit of 64 MB (more: --limit memory_mb=128)" in ran.err
+    assert [entry["ending"] for entry in machine.records("exit")] == ["memory"]
+
+
+def test_a_guest_within_its_memory_ends_as_it_likes(machine: Machine) -> None:
+    """The control of the one above."""
+    ran = machine.run("python3", "-c", "kept = bytearray(b'x') * (20 << 20)", flags=["--limit", "memory_mb=64"])
+    assert ran.code == 0
+    assert "ended 0" in ran.err
+    assert ("memory_mb is not enforced here" in ran.err) != capped("memory")
+
+
+def test_a_fork_bomb_stops_at_its_limit(machine: Machine) -> None:
+    count = (
+        "import os, signal\nmade = 0\ntry:\n while made < 100:\n  if not os.fork(): signal.pause()\n  made += 1\n"
+        "except BlockingIOError: pass\nprint(made)"
+    )
+    few = machine.run("python3", "-c", count, flags=["--limit", "pids=20"])
+    many = machine.run("python3", "-c", count)
+    assert 10 < int(few.lines[0]) < 20
+    assert many.lines == ["100"]
+
+
+def test_other_limits_reach_the_guest(machine: Machine) -> None:
+    flags = ["--limit", "nofile=77", "--limit", "as_mb=3000", "--limit", "cpu_s=9", "--limit", "fsize_mb=5"]
+    ran = machine.run(
+        "sh", "-c", "ulimit -n; ulimit -v; ulimit -t; df -m /tmp | tail -1", flags=[*flags, "--limit", "tmp_mb=33"]
+    )
+    assert ran.lines[:3] == ["77", str(3000 * 1024), "9"]
+    assert " 33 " in ran.lines[3]
+
+
+def test_the_record_says_who_enforces_each_limit(machine: Machine) -> None:
+    machine.run("true", flags=["--limit", "cpu_pct=50"])
+    (spawned,) = machine.records("spawned")
+    every = all(capped(name) for name in hierarchies.CONTROLLERS)
+    assert spawned["level"] == ("S3" if every else "S2")
+    assert spawned["limits"]["cpu_pct"] == 50
+    for limit, controller in (("pids", "pids"), ("cpu_pct", "cpu")):
+        assert spawned["enforced_by"][limit].startswith("cgroup v") == capped(controller)
+
+
+def test_a_wrong_limit_is_refused_before_anything_is_made(machine: Machine) -> None:
+    ran = machine.run("true", flags=["--limit", "memory=1"])
+    assert ran.code != 0
+    assert "Did you mean memory_mb?" in ran.err
+    assert machine.workspaces() == []
+
+
+def test_the_groups_of_a_killed_agentctl_are_gone_after_the_next_run(machine: Machine) -> None:
+    others = set(leftovers.processes())
+    first = machine.start("sh", "-c", "echo up; sleep 600")
+    with first:
+        assert first.stdout
+        assert first.stdout.readline() == b"up\n"
+        assert bool(leftovers.cgroups(first.pid)) == bool(hierarchies.detect().hierarchies)
+        first.kill()
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 2.0)
+    machine.run("true")
+    assert leftovers.cgroups(first.pid) == []
+
+
+def test_help_names_every_limit(machine: Machine) -> None:
+    from agent_os.kernel.guest.limits import NAMES
+
+    shown = machine.finished([*AGENTCTL, "run", "--help"], None, machine.project, machine.environment())
+    text = shown.out.decode()
+    assert "--limit" in text
+    assert [name for name in NAMES if name not in text] == []
