@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
-from agent_os.kernel.workspace.sources import check_source, first_unreadable, masks
+from agent_os.kernel.workspace.sources import check_source, masks
 
 
 @pytest.fixture
@@ -117,20 +117,3 @@ def test_other_users_credentials_are_masked_too(home: Path, state: Path) -> None
     if not known:
         pytest.skip("root has no credential folder on this machine")
     assert f"/x/{known[0]}" in masks(root_home, "/x", state=state, home=home)
-
-
-def test_the_first_path_another_uid_cannot_read_is_named(home: Path) -> None:
-    project = home / "code"
-    project.chmod(0o755)
-    (project / "app").chmod(0o755)
-    (project / "app/open").write_text("x")
-    (project / "app/open").chmod(0o644)
-    (project / "app/dangling").symlink_to("/nowhere")
-    assert first_unreadable(project, 200001, [200001]) is None
-    (project / "app/private").write_text("x")
-    (project / "app/private").chmod(0o640)
-    assert first_unreadable(project, 200001, [200001]) == "app/private"
-    owner = (project / "app/private").stat()
-    assert first_unreadable(project, 200001, [owner.st_gid]) is None
-    project.chmod(0o700)
-    assert first_unreadable(project, 200001, [200001]) == "."

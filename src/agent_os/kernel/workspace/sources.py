@@ -7,12 +7,10 @@ that would do. Looks at the disk and the user database; changes nothing. The lis
 import os
 import pwd
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
-from agent_os.kernel import beneath
 from agent_os.kernel.workspace import protected
 
 _LOGIN_UID = 1000
@@ -60,23 +58,6 @@ def masks(source: Path, at: str, *, state: Path, home: Path) -> list[str]:
             found.add(os.path.normpath(os.path.join(at, os.path.relpath(real, top))))
     # A mask below another one has nothing left to hide.
     return sorted(path for path in found if not any(path != other and protected.within(path, other) for other in found))
-
-
-def first_unreadable(project: Path, uid: int, gids: Iterable[int]) -> str | None:
-    """Root mode: the first path of a project the agent's uid could not read, or None. Relative, `.` for the top."""
-    groups = set(gids)
-    with beneath.closing(beneath.open_root(project)) as root:
-        if not _readable(os.fstat(root), uid, groups):
-            return "."
-        return next((path for path, info in beneath.walk(root, "") if not _readable(info, uid, groups)), None)
-
-
-def _readable(info: os.stat_result, uid: int, gids: set[int]) -> bool:
-    if stat.S_ISLNK(info.st_mode):
-        return True
-    shift = 6 if info.st_uid == uid else 3 if info.st_gid in gids else 0
-    need = 0o5 if stat.S_ISDIR(info.st_mode) else 0o4
-    return (info.st_mode >> shift) & need == need
 
 
 def _all_homes(own: str) -> list[str]:
