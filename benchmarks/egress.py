@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,9 @@ from pathlib import Path
 from benchmarks import agents
 from benchmarks.measure import Report, Series
 
+from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.egress import Connection, Egress, parse_grant
+from agent_os.kernel.journal import Journal
 from agent_os.kernel.records import Records
 from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, SpawnSpec
 
@@ -29,7 +31,7 @@ CLIENT = Path(__file__).with_name("egress_client.py")
 PYTHON = "/usr/bin/python3"  # a guest sees it without any mount, so all three can use the same
 SERVER = Path(__file__).with_name("egress_server.py")
 Samples = dict[str, list[float]]
-Record = Callable[[Connection], None]
+Record = Callable[[Connection], Awaitable[None] | None]
 
 
 async def run(report: Report, long: bool) -> None:
@@ -37,14 +39,17 @@ async def run(report: Report, long: bool) -> None:
         report.skip("egress", f"no {PYTHON}, which the client needs inside a guest")
         return
     with tempfile.TemporaryDirectory(prefix="agent-os-bench-") as scratch, upstream() as port:
-        records = Records(Path(scratch) / "record.jsonl")
+        store = SqliteStore(Path(scratch) / "journal.db")
+        journal = Journal.open(store, home=Path(scratch))
+        records = Records(journal)
         results: dict[str, Samples] = {}
         for _ in range(REPEATS):  # in turn, so that all meet the same load
             merge(results, "direct", await on_host(port, proxy=None))
             merge(results, "proxy", await through_proxy(port, lambda connection: None))
             merge(results, "proxy, recorded on disk", await through_proxy(port, recorder(records)))
             merge(results, "guest", await from_guest(port, recorder(records)))
-        records.close()
+        await journal.close()
+        store.close()
     show(report, results)
 
 
@@ -67,9 +72,9 @@ def show(report: Report, results: dict[str, Samples]) -> None:
 def recorder(records: Records) -> Record:
     """As `kernel.process` writes them: the verdict is on disk before anything is dialled."""
 
-    def record(connection: Connection) -> None:
+    def record(connection: Connection) -> Awaitable[None] | None:
         write = records.after if connection.done else records.before
-        write("bench", "connect", **{k: v for k, v in asdict(connection).items() if k not in ("agent", "time")})
+        return write("bench", "connect", **{k: v for k, v in asdict(connection).items() if k not in ("agent", "time")})
 
     return record
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import crowd, egress, ending, memory, rate, spawn  # noqa: E402 (the path is set above)
+from benchmarks import crowd, egress, ending, journal, kernel, memory, rate, spawn  # noqa: E402 (the path is set above)
 from benchmarks.measure import Report  # noqa: E402
 
 from agent_os.sandbox.spawner import SandboxError  # noqa: E402
@@ -25,6 +25,8 @@ BENCHMARKS = {
     "crowd": crowd.run,
     "egress": egress.run,
     "ending": ending.run,
+    "journal": journal.run,
+    "kernel": kernel.run,
 }
 
 

@@ -17,7 +17,9 @@ from agent_os.sandbox.spec import SpawnSpec
 ROUNDS, QUIET_ROUNDS, QUIET_SECONDS = 200, 40, 0.05
 TRUE = "fork+exec of true (posix_spawn, wait)"
 RAW = "subprocess.run of true, output captured"
-WARM, GROUPED = "warm native agent, to ready", "warm native agent with a cgroup, to ready, after a pause"
+WARM = "warm native agent, to ready"
+RESTED = f"{WARM}, after a pause"
+GROUPED = "warm native agent with a cgroup, to ready, after a pause"
 GUEST, TOOL = "guest /bin/true, to exec", "tool /bin/true, whole run"
 
 
@@ -58,18 +60,24 @@ async def run(report: Report, long: bool) -> None:
 
 
 async def after_quiet(report: Report, launcher: Launcher) -> None:
-    """Joining a cgroup waits for all CPUs unless somebody has just done so: its cost shows only after a pause."""
-    if not agents.can_group():
-        report.skip(GROUPED, "no cgroup of our own on this host")
-        return
+    """After a pause the launcher has a child made ahead. Joining a cgroup waits for all CPUs unless somebody has just
+    done so: its cost shows only then."""
 
-    async def one(grouped: bool) -> float:
+    async def one(work: Work) -> float:
         await asyncio.sleep(QUIET_SECONDS)
-        return await agents.spawn_and_end(launcher, agents.native("pass"), grouped=grouped)
+        return await work()
 
-    pair = await in_turn({f"{WARM}, after a pause": lambda: one(False), GROUPED: lambda: one(True)}, QUIET_ROUNDS)
-    for series in pair.values():
-        report.add(series)
+    true = f"{TRUE}, after a pause"
+    subjects: dict[str, Work] = {
+        true: lambda: one(timed(agents.fork_exec_true)),
+        RESTED: lambda: one(lambda: agents.spawn_and_end(launcher, agents.native("pass"))),
+    }
+    if agents.can_group():
+        subjects[GROUPED] = lambda: one(lambda: agents.spawn_and_end(launcher, agents.native("pass"), grouped=True))
+    else:
+        report.skip(GROUPED, "no cgroup of our own on this host")
+    series = {name: report.add(each) for name, each in (await in_turn(subjects, QUIET_ROUNDS)).items()}
+    report.ratio("warm native agent / fork+exec of true, after a pause", series[RESTED], series[true])
 
 
 async def launcher_start() -> float:

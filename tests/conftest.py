@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_REPORT = os.environ.get("AGENT_OS_TEST_REPORT")
+_REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")
 
 
 def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:

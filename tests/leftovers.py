@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserve", "keys", "anchor")
+_LASTING = {*_JOURNAL, "lock", "logs", "work", "run", "tmp"}
 
 
 def adopt_orphans() -> None:
@@ -20,17 +22,22 @@ def adopt_orphans() -> None:
 
 
 def processes() -> dict[int, str]:
-    """Every living descendant of this process, in whichever pid namespace: pid and command line."""
+    """Every living descendant of this process, in whichever pid namespace: pid and command line. A launcher may have
+    made a child ahead, its spare: that one is a part of the launcher, and counted only if it outlives it."""
     parents: dict[int, int] = {}
+    spares: set[int] = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                name, _, facts = (entry / "stat").read_text().rpartition(")")
+                state, parent = facts.split()[:2]
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if state not in "ZX":
                 parents[int(entry.name)] = int(parent)
-    ours = {pid for pid in parents if _descends(pid, os.getpid(), parents)}
+                if name.endswith("(agent-os-spare") and int(parent) != os.getpid():
+                    spares.add(int(entry.name))
+    ours = {pid for pid in parents if pid not in spares and _descends(pid, os.getpid(), parents)}
     return {pid: _command_line(pid) for pid in sorted(ours)}
 
 
@@ -69,8 +76,9 @@ def mounts(place: Path) -> list[str]:
 
 def files(state: Path) -> list[str]:
     """What a state directory holds beyond its record and the workspaces somebody may still decide about."""
-    found = [entry.name for entry in state.iterdir() if entry.name not in ("record.jsonl", "work", "run")]
-    found += [f"run/{entry.name}" for entry in (state / "run").glob("*")]  # doors of running agents
+    found = [entry.name for entry in state.iterdir() if entry.name not in _LASTING]
+    found += [f"tmp/{entry.name}" for entry in (state / "tmp").glob("*") if entry.is_dir()]  # /tmp of running agents
+    found += [f"run/{entry.name}" for entry in (state / "run").glob("*")]  # sockets of running kernels
     work = state / "work"
     if work.is_dir():
         found += [f"work/{entry.name}" for entry in work.iterdir() if not (entry / "meta.json").is_file()]

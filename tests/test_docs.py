@@ -72,10 +72,16 @@ def flags() -> dict[str, set[str]]:
     """The flags of every verb; those of agentctl itself under the empty name."""
     commands = {"": cli.app, **{verb: cli.app.get_command(click.Context(cli.app), verb) for verb in cli.VERBS}}
     return {
-        verb: {"-h", "--help", *(name for parameter in command.params for name in parameter.opts)}
+        verb: {"-h", "--help", *(name for one in _with_inner(command) for p in one.params for name in p.opts)}
         for verb, command in commands.items()
         if command
     }
+
+
+def _with_inner(command: click.Command) -> list[click.Command]:
+    """A command and, where it has some of its own, those: `audit verify`."""
+    inner = {} if isinstance(command, cli.AgentCtl) else getattr(command, "commands", {})
+    return [command, *inner.values()]
 
 
 def missing_files(text: str) -> Iterator[str]:

@@ -122,14 +122,55 @@ def burglar() -> str:
     return "4 attempts, none succeeded; all 4 succeed without the sandbox"
 
 
+def crasher() -> str:
+    """The kernel is killed under an agent in mid-effect; the next kernel takes it up, and no line is written twice."""
+    for attempt in range(1, 6):  # a kill may also fall between two effects, and would then show less
+        recovered = crash()
+        print(f"kill {attempt}: {recovered} effect{'' if recovered == 1 else 's'} had begun without a recorded outcome")
+        if recovered:
+            return "kernel killed with an effect under way; 1,000 lines, each written once"
+    raise NotShown("no kill fell into an effect")
+
+
+def crash() -> int:
+    """One run with a kill in the middle: how many effects recovery had to settle."""
+    project = stage("crasher")
+    shutil.copy(HERE / "crasher.py", project)
+    print("$ agentctl run crasher.py:crasher", flush=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    agent = subprocess.Popen([*AGENTCTL, "run", "crasher.py:crasher"], cwd=project, stdin=subprocess.DEVNULL, **pipes)
+    assert agent.stdout
+    agent.stdout.readline()
+    kernel = json.loads(agentctl("status", "-o", "json", cwd=project, quiet=True).stdout)["pid"]
+    for line in agent.stdout:
+        if int(line) >= 300:
+            break
+    print(f"$ kill -9 {kernel}", flush=True)
+    os.kill(kernel, signal.SIGKILL)
+    _, told = agent.communicate(timeout=60)
+    said = [line for line in told.splitlines() if "goes on from its record" in line]
+    require(agent.returncode == 0, f"it ended {agent.returncode}: {told.strip()}")
+    require(bool(said), f"it did not go on: {told.strip()}")
+    print(said[0])
+    name = said[0].split()[0]
+    agentctl("commit", name, cwd=project, quiet=True)
+    lines = (project / "ledger.txt").read_text().split()
+    require(lines == [str(number) for number in range(1, 1001)], f"the ledger has {len(lines)} lines: {lines[:120]}…")
+    verified = agentctl("audit", "verify", cwd=project)
+    require(verified.returncode == 0, "the record does not verify")
+    events = agentctl("events", "--agent", name, "--cursor", "0", "-o", "json", cwd=project, quiet=True).stdout
+    return sum(entry.get("rule") == "recovery" for entry in json.loads(events)["entries"])
+
+
 def resident() -> int:
     """Keep one agent running; Ctrl-C ends it and leaves nothing."""
     project = stage("clock")
     script = project / "clock.py"
     shutil.copy(HERE / "clock.py", script)
     print("\nAgent OS is running with one resident agent. Ctrl-C stops it.", flush=True)
-    command = [*AGENTCTL, "run", "--discard", "-q", "--", "python3", str(script)]
-    agent = subprocess.Popen(command, cwd=project, start_new_session=True)
+    # no terminal of its own: there Ctrl-C would be a key for the agent, and a traceback its answer
+    command = [*AGENTCTL, "run", "-T", "--discard", "-q", "--", "python3", str(script)]
+    agent = subprocess.Popen(command, cwd=project, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: agent.send_signal(signal.SIGTERM))
     with foreground():
@@ -188,7 +229,10 @@ def require(true: bool, problem: str) -> None:
         raise NotShown(problem)
 
 
-DEMO: dict[str, Callable[[], str]] = {"doctor": doctor, "guest": guest, "burglar": burglar}
+DEMO: dict[str, Callable[[], str]] = {"doctor": doctor, "guest": guest, "burglar": burglar, "crasher": crasher}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\nstopped before the end")

@@ -1,199 +1,239 @@
-"""The composition root: the one place where kernel, sandbox and (later) drivers are put together.
+"""The composition root: the one place where kernel, sandbox and drivers are put together; and the kernel's process.
 
-Front doors call these functions and nothing below them. Until the kernel is a process of its own, it lives inside the
-command that runs an agent.
+    python -m agent_os.daemon --home DIR --socket PATH [--auto] [--ready-fd N]
+
+One kernel has a home: a lock decides, and whoever comes second says who was first. With `--auto` it ends by itself when
+its last agent has ended and no client is left. What it has to say goes to `--ready-fd` once, as JSON (`ready`, `held`
+or `error`), and afterwards to stderr.
 """
 
+import argparse
 import asyncio
+import fcntl
+import gc
+import json
+import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
 
-from agent_os.abi.errors import EACCES, EINVAL, ESRCH, ETIMEDOUT, AgentOSError
+from agent_os.abi.errors import EACCES, EIO, AgentOSError
+from agent_os.client import place
+from agent_os.client.start import ELSEWHERE, LOG, require_own
+from agent_os.drivers.store.sqlite import SqliteStore
+from agent_os.kernel import control, plan
 from agent_os.kernel import doctor as kernel_doctor
-from agent_os.kernel import door, guest, plan, process
-from agent_os.kernel.egress import parse_grant
-from agent_os.kernel.records import Records
-from agent_os.kernel.workspace import Workspace, Workspaces
-from agent_os.kernel.workspace import digest as digest
-from agent_os.kernel.workspace.sources import check_source
+from agent_os.kernel.boot import boot
+from agent_os.kernel.journal import Journal
+from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.orders import minimum_level as minimum_level
 from agent_os.sandbox import probe
-from agent_os.sandbox.spawner import Launcher, SandboxError
-from agent_os.sandbox.spec import LEVELS
 
-DEFAULT_LEVEL = "S2"
-_TO_LOOK, _TO_ACT = 2.0, 30.0  # seconds another kernel has to answer
-_ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
+LOCK = "lock"
+HELD = 75  # the exit code of a kernel that found another one: try again
+_TO_BE_FREE = 10.0  # seconds for a kernel that is just ending
+_AGAIN = 0.01
+_TO_COME = 5.0
+log = logging.getLogger("agent_os.daemon")
 
 
-def state_dir() -> Path:
-    """Where workspaces and records live: `$AGENT_OS_HOME`, else the XDG state directory. Made on first use, 0700."""
-    chosen = os.environ.get("AGENT_OS_HOME")
-    xdg = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    path = Path(chosen).absolute() if chosen else Path(xdg) / "agent-os"
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    home = Path(options.home) if options.home else place.home()
+    where = Path(options.socket) if options.socket else place.control_socket()
+    logging.basicConfig(stream=sys.stderr, level=_level(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    say = _Say(options.ready_fd)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = _prepared(home)
+        lock = _lock(home, where)
+        if lock is None:
+            say.once(held=_holder(home))
+            return HELD
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            return runner.run(_serve(home, where, options.auto, say))
+    except AgentOSError as error:
+        log.error("%s", error)
+        say.once(error={"name": error.name, "code": error.code, "reason": error.reason, "hint": error.hint})
+        return 1
     except OSError as problem:
-        reason = f"the state directory {path} cannot be made: {problem.strerror}"
-        raise EACCES("state.unwritable", reason, hint=_ELSEWHERE) from problem
-    return path.resolve()
+        reason = f"the state directory {home} cannot be used: {problem.strerror}"
+        log.exception("%s", reason)
+        say.once(error={"name": "EACCES", "code": "state.unwritable", "reason": reason, "hint": ELSEWHERE})
+        return 1
+    except Exception as bug:  # whoever waits for us must hear of it
+        log.exception("the kernel could not start")
+        reason, hint = f"the kernel failed at its start, {type(bug).__name__}: {bug}", f"{home / LOG} says where"
+        say.once(error={"name": "EIO", "code": "internal", "reason": reason, "hint": hint})
+        return 1
 
 
-def host() -> plan.Host:
-    return plan.Host(state_dir(), Path.home(), dict(os.environ))
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    options = argparse.ArgumentParser(prog="agent_os.daemon", description="The kernel as a process of its own.")
+    options.add_argument("--home")
+    options.add_argument("--socket")
+    options.add_argument("--auto", action="store_true")
+    options.add_argument("--ready-fd", type=int, default=-1)
+    return options.parse_args(argv)
 
 
-def workspaces() -> Workspaces:
-    return Workspaces(state_dir())
+def calm_collector() -> None:
+    """What booting made stays, and a call leaves no circles behind: looking for them after every 700 new objects took
+    a tenth of a call's time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
-def order(
-    argv: Sequence[str],
-    *,
-    workspace: str | None = None,
-    mounts: Sequence[str] = (),
-    net: Sequence[str] = (),
-    env: Sequence[str] = (),
-    timeout: str | None = None,
-    limit: Sequence[str] = (),
-    min_isolation: str | None = None,
-    origin: str | None = None,
-    snapshot: str | None = None,
-    tty: tuple[int, int] | None = None,
-) -> plan.Order:
-    """What the operator wrote, checked. Raises before anything is made."""
-    here = host()
-    cwd = Path.cwd()
-    state = workspaces().open(origin) if origin is not None else None
-    mode, project = _restored(state, workspace, here) if state else _workspace(workspace, here)
-    if snapshot is not None:
-        _check_snapshot(snapshot, mode)
-    wall = guest.parse_duration(timeout) if timeout else None
-    return plan.Order(
-        argv=tuple(argv),
-        cwd=cwd,
-        project=project,
-        mode=mode,
-        mounts=tuple(plan.check_mount(guest.parse_mount(text, cwd=cwd), here) for text in mounts),
-        net=tuple(parse_grant(text) for text in net),
-        env=guest.parse_env(env, here.env),
-        limits=guest.parse_limits(limit, wall),
-        min_level=minimum_level(min_isolation),
-        origin=state,
-        snapshot=snapshot,
-        tty=tty,
-    )
+def _level() -> int:
+    return logging.DEBUG if os.environ.get("AGENT_OS_LOG") == "debug" else logging.INFO
 
 
-def _workspace(text: str | None, here: plan.Host) -> tuple[plan.Mode, Path | None]:
-    """`DIR` and `overlay:DIR` keep writes apart, `bind:DIR` writes through, `tmpfs` is empty and gone at the end."""
-    if text == "tmpfs":
-        return "tmpfs", None
-    if text is not None and not text.removeprefix("bind:").removeprefix("overlay:"):
-        raise EINVAL("workspace.malformed", "--workspace names no directory", hint="--workspace DIR, bind:DIR or tmpfs")
-    mode: plan.Mode = "bind" if text and text.startswith("bind:") else "overlay"
-    path = Path(text.removeprefix(f"{mode}:") if text else ".").expanduser()
-    return mode, check_source(path, state=here.state, home=here.home)
+def _loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
-def _restored(state: Workspace, text: str | None, here: plan.Host) -> tuple[plan.Mode, Path | None]:
-    """A state goes over the very project it was made over."""
-    mode, project = _workspace(text or str(state.project), here)
-    if mode != "overlay" or project != state.project:
-        reason = f"{state.name} is a state of {state.project} and can go over nothing else"
-        raise EINVAL("snapshot.project", reason, hint="leave --workspace out")
-    return mode, project
+class _Say:
+    """The one thing that whoever started us waits to hear."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def once(self, **what: object) -> None:
+        if self._fd >= 0:
+            with suppress(OSError):  # nobody waits any more
+                os.write(self._fd, json.dumps(what).encode())
+            os.close(self._fd)
+            self._fd = -1
 
 
-def _check_snapshot(name: str, mode: plan.Mode) -> None:
-    if mode != "overlay":
-        reason = f"a {mode} workspace leaves no state that could be kept"
-        raise EINVAL("snapshot.nothing", reason, hint="--snapshot without --workspace bind: or tmpfs")
-    workspaces().require_free(name)
+async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
+    """The kernel's life: boot, serve, end."""
+    began = time.monotonic()
+    _allow_descriptors()
+    loop = asyncio.get_running_loop()
+    store = _store(home)
+    kernel = await boot(store=store, home=home, auto=auto, env=dict(os.environ))
+    calm_collector()
+    kernel.guests.on_end = kernel.client_left = lambda: _consider(kernel)
+    loop.call_later(_TO_COME, lambda: _consider(kernel))  # whoever started us may have died since
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: kernel.start(kernel.stop()))
+    listener = control.listen(where)
+    server = await loop.create_unix_server(kernel.control_protocol, sock=listener)
+    say.once(ready=os.getpid())
+    log.info("ready after %.0f ms, process %d, home %s", (time.monotonic() - began) * 1000, os.getpid(), home)
+    await kernel.ended.wait()
+    _unlink(where)
+    server.close()
+    await kernel.guests.close()
+    await kernel.close()
+    store.close()
+    log.info("ended")
+    return 0
 
 
-def minimum_level(text: str | None = None) -> plan.Level:
-    """The level below which nothing starts: the flag, else `$AGENT_OS_MIN_ISOLATION`, else S2."""
-    wanted = text or os.environ.get("AGENT_OS_MIN_ISOLATION") or DEFAULT_LEVEL
-    for level in LEVELS:
-        if level == wanted.upper():
-            return level
-    raise EINVAL("isolation.unknown", f"{wanted!r} is no isolation level", hint=f"one of {', '.join(LEVELS)}")
+def _consider(kernel: Kernel) -> None:
+    """An agent or a client has gone. A kernel that somebody's command started ends with the last of them."""
+    if kernel.auto and not kernel.halting and not kernel.guests.busy and not kernel.clients:
+        kernel.start(kernel.stop(0))
 
 
-@asynccontextmanager
-async def running(wanted: plan.Order, streams: process.Streams) -> AsyncIterator[process.Guest]:
-    """A started guest. Leaving the block ends the launcher, and with it whatever is still alive."""
-    here = host()
-    records = Records(here.state / "record.jsonl")
+def _prepared(home: Path) -> Path:
     try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = f"the state directory {home} cannot be made: {problem.strerror}"
+        raise EACCES("state.unwritable", reason, hint=ELSEWHERE) from None
+    home = home.resolve()
+    require_own(home)
+    return home
+
+
+def _lock(home: Path, where: Path) -> int | None:
+    """Ours until we end; None if another kernel has the home and answers. One that is just ending is waited for."""
+    try:
+        fd = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        reason = f"the state directory {home} cannot be written: {problem.strerror}"
+        raise EACCES("state.unwritable", reason, hint=ELSEWHERE) from None
+    deadline = time.monotonic() + _TO_BE_FREE
+    while True:
         try:
-            launcher = await Launcher.start()
-        except SandboxError as problem:
-            error = process.explain(problem, wanted)
-            records.after("-", "refused", error=str(error))
-            raise error from problem
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if _answers(where):
+                os.close(fd)
+                return None
+            if time.monotonic() > deadline:
+                reason = f"the state directory {home} is held by the kernel with process id {_holder(home)}"
+                hint = "agentctl down, or, if it does not answer, kill it"
+                raise EIO("home.held", f"{reason}, which does not answer at {where}", hint=hint) from None
+            time.sleep(_AGAIN)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _holder(home: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int((home / LOCK).read_text())
+    return 0
+
+
+def _answers(where: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe_socket:
         try:
-            started = await process.start(wanted, streams, here, launcher, records)
-            async with door.opened(here.state, started):
-                yield started
+            directory = os.open(where.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            probe_socket.connect(f"/proc/self/fd/{directory}/{where.name}")
+        except OSError:
+            return False
         finally:
-            await launcher.close()
-    finally:
-        records.close()
+            os.close(directory)
+        return True
+
+
+def _store(home: Path) -> SqliteStore:
+    try:
+        return SqliteStore(home / "journal.db")
+    except OSError as problem:
+        reason = f"the record in {home} cannot be written: {problem.strerror}; nothing runs unrecorded"
+        raise EACCES("record.unwritable", reason, hint=ELSEWHERE) from None
+
+
+def _unlink(where: Path) -> None:
+    """Nobody new is let in, and nobody finds a socket that nobody serves."""
+    with suppress(OSError):
+        where.unlink()
+
+
+def _allow_descriptors() -> None:
+    """As many as we may have. Linux holds what other agents of this user have in flight between sockets against it, and
+    the usual soft limit is hardly more than one agent's."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def examine() -> tuple[str, list[probe.Check]]:
     """Everything the doctor looks at, and the isolation level this host reaches."""
-    here = host()
+    here = plan.Host(_prepared(place.home()), Path.home(), dict(os.environ))
     level, checks = await probe.examine()
     if level != "S0":
-        checks += [await kernel_doctor.workspace(here), await kernel_doctor.proxy()]
+        journal = Journal.open(SqliteStore(None))  # what is tried here belongs on nobody's record
+        checks += [await kernel_doctor.workspace(here, journal), await kernel_doctor.proxy()]
+        await journal.close()
     return level, checks + kernel_doctor.installation(here, level)
 
 
-async def agents() -> list[dict[str, Any]]:
-    """The status of every running agent of this operator. One whose kernel does not answer is listed all the same."""
-    state = state_dir()
-
-    async def look(name: str) -> dict[str, Any] | None:
-        try:
-            return await door.ask(state, name, {"do": "status"}, _TO_LOOK)
-        except ESRCH:
-            return None
-        except ETIMEDOUT as error:
-            return {"name": name, "state": "silent", "kernel": error.detail.get("kernel")}
-
-    found = await asyncio.gather(*map(look, door.names(state)))
-    return sorted((one for one in found if one), key=lambda one: -one.get("age", 0.0))
-
-
-async def tell(name: str, what: Literal["kill", "pause", "resume"]) -> dict[str, Any]:
-    """Have a running agent killed, held or let go; returns when it is so."""
-    try:
-        return await door.ask(state_dir(), name, {"do": what}, _TO_ACT)
-    except ESRCH as error:
-        raise _ended(name) or error from None
-
-
-async def snapshot(name: str, as_name: str) -> Workspace:
-    """Keep the state of an agent, running or ended, under another name."""
-    kept = workspaces()
-    if name in door.names(state_dir()):
-        with suppress(ESRCH):  # it has ended meanwhile, and its state is kept
-            await door.ask(state_dir(), name, {"do": "snapshot", "as": as_name}, None)
-            return kept.open(as_name)
-    origin = kept.open(name)
-    with origin.hold(shared=True):
-        return kept.copy(origin, name=as_name, agent_uid=origin.meta.agent_uid, keep=True)
-
-
-def _ended(name: str) -> ESRCH | None:
-    """A better word for an agent that is not running but left something."""
-    try:
-        workspaces().open(name)
-    except AgentOSError:
-        return None
-    return ESRCH("agent.ended", f"{name} has ended", hint=f"agentctl diff {name} shows what it changed")
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,7 +44,8 @@ class Run:
 
     def _read(self, stream: Any, lines: list[str]) -> None:
         for line in stream:
-            lines.append(line.decode().rstrip("\n"))
+            if not line.startswith(b"kernel  started"):  # whoever comes first has to say so
+                lines.append(line.decode().rstrip("\n"))
 
     def end(self) -> int:
         code = self.process.wait(SECONDS)
@@ -69,7 +70,7 @@ class Operator:
         return run
 
     def names(self) -> list[str]:
-        return [path.stem for path in (self.machine.state / "run").glob("[!.]*.sock")]
+        return self.machine.agents()
 
     def ctl(self, *words: str, expect: int = 0) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
@@ -130,7 +131,7 @@ def test_running_agents_are_listed(operator: Operator) -> None:
     assert [line.split()[0] for line in lines[1:]] == [first.name, second.name]
     assert lines[1].endswith("sh -c echo ready; sleep 1003.5")
     row = operator.listed()[first.name]
-    assert (row["state"], row["kernel"]) == ("running", first.process.pid)
+    assert (row["state"], row["kernel"]) == ("running", operator.machine.kernel)
     assert row["limits"] in ("v2", "v1", "rlimits")
     assert row["pid"] in leftovers.processes()
     assert row["project"] == str(operator.machine.project)
@@ -165,24 +166,28 @@ def test_a_watched_list_is_shown_again_until_somebody_leaves(operator: Operator)
     assert (watching.returncode, err) == (0, b"")
 
 
-def test_a_kernel_that_was_killed_is_forgotten(operator: Operator) -> None:
-    run = operator.start("echo ready; sleep 1003.5")
-    run.process.kill()
-    run.end()
-    assert operator.names() == [run.name]
+def test_a_kernel_that_was_killed_takes_its_agents_along_and_is_forgotten(operator: Operator) -> None:
+    run = operator.start("echo x > made; echo ready; sleep 1003.5")
+    socket = operator.machine.state / "run" / "kernel.sock"
+    os.kill(operator.machine.kernel, signal.SIGKILL)
+    assert run.end() == 137
+    assert "the kernel has ended" in run.err[0]
+    assert leftovers.becomes_true(lambda: sleepers() == [], 5)
+    assert socket.exists()  # nobody was there to remove it
     assert operator.listed() == {}
-    assert operator.names() == []
+    assert "made" in operator.ctl("diff", run.name).stdout  # the next kernel finds everything in order
+    assert not socket.exists()
 
 
-def test_a_kernel_that_stands_still_is_listed_and_the_way_out_is_told(
-    operator: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = operator.start("echo ready; sleep 1003.5")
-    run.process.send_signal(signal.SIGSTOP)
-    row = operator.listed()[run.name]
-    assert (row["state"], row["kernel"]) == ("silent", run.process.pid)
-    assert "silent" in operator.ctl("ps").stdout
-    assert "silent" in operator.ctl("ps", "-o", "wide").stdout
+def test_a_kernel_that_stands_still_is_told_with_the_way_out(operator: Operator) -> None:
+    operator.start("echo ready; sleep 1003.5")
+    kernel = operator.machine.kernel
+    os.kill(kernel, signal.SIGSTOP)
+    done = operator.ctl("ps", expect=124)
+    assert f"process {kernel}, does not answer" in done.stderr
+    assert f"kill -9 {kernel}" in done.stderr
+    os.kill(kernel, signal.SIGCONT)
+    assert len(operator.listed()) == 1
 
 
 # --- kill
@@ -253,10 +258,10 @@ def test_a_survivor_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """Cannot be had by honest means: Linux would have to break its word."""
     from agent_os.cli import main as cli
 
-    async def tell(name: str, what: str) -> dict[str, Any]:
-        return {"processes": 3, "survivors": 1, "seconds": 0.1}
+    async def tell(*_: object) -> list[tuple[str, dict[str, Any]]]:
+        return [("x", {"processes": 3, "survivors": 1, "seconds": 0.1})]
 
-    monkeypatch.setattr(agents.daemon, "tell", tell)
+    monkeypatch.setattr(agents, "tell", tell)
     assert cli.main(["kill", "x"]) == 1
     assert "killed  x (3 processes), 100 ms; 1 of them LEFT" in capsys.readouterr().out
 
@@ -313,8 +318,8 @@ def test_agents_of_another_state_directory_are_out_of_reach(operator: Operator, 
     assert operator.listed()[run.name]["state"] == "running"
 
 
-def test_an_agent_cannot_reach_the_doors(operator: Operator) -> None:
-    """Not its own and nobody else's: the state directory does not exist inside."""
+def test_an_agent_cannot_reach_the_control_socket(operator: Operator) -> None:
+    """The state directory does not exist inside."""
     run = operator.start(f"ls {operator.machine.state}/run 2>&1 || echo none; sleep 1003.5")
     assert run.out[-1] == "none"
-    assert os.path.exists(operator.machine.state / "run" / f"{run.name}.sock")
+    assert (operator.machine.state / "run" / "kernel.sock").exists()

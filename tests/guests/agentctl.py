@@ -4,7 +4,6 @@ Every run is followed by a count of what it left behind; anything is a failure. 
 to be seen from inside. A guest that prints what `PEEK` names and it can see is judged by `Ran.seen`.
 """
 
-import json
 import os
 import pwd
 import secrets
@@ -16,7 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import leftovers
+from agent_os.drivers.store.sqlite import SqliteStore
+from agent_os.kernel.journal import Journal
 from agent_os.kernel.workspace import Workspaces
 
 AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]
@@ -124,25 +127,44 @@ class Machine:
             except BaseException:
                 process.kill()
                 raise
-        self.nothing_is_left(process.pid, others)
+        self.nothing_is_left(others)
         assert self.canary.encode() not in out + err, "the guest saw what lies in the home"
         new = [workspace for workspace in Workspaces(self.state).list() if workspace.name not in known]
         assert len(new) <= 1
         changes = {change.path: change.kind for workspace in new for change in workspace.diff()}
         return Ran(process.returncode, out, err.decode(), changes, new[0].name if new else None)
 
-    def nothing_is_left(self, kernel: int, others: set[int]) -> None:
+    @property
+    def kernel(self) -> int:
+        """The process id of the kernel that has this home, or had it last; 0 if there was none."""
+        try:
+            return int((self.state / "lock").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def nothing_is_left(self, others: set[int]) -> None:
         """`others` are the processes that lived before. Processes may take a moment to be gone, but not a second."""
         gone = leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 1.0)
         assert gone, {pid: text for pid, text in leftovers.processes().items() if pid not in others}
-        assert leftovers.cgroups(kernel) == []
+        assert leftovers.cgroups(self.kernel) == []
         assert leftovers.mounts(self.top) == []
         if self.state.is_dir() and os.access(self.state, os.R_OK):
             assert leftovers.files(self.state) == []
 
     def records(self, event: str) -> list[dict[str, Any]]:
-        entries = [json.loads(line) for line in (self.state / "record.jsonl").read_text().splitlines()]
-        return [entry for entry in entries if entry["event"] == event]
+        """What the journal keeps of one event, in order."""
+        store = SqliteStore(self.state / "journal.db", read_only=True)
+        try:
+            bodies = [body for _, body in Journal.open(store, home=self.state, read_only=True).scan() if body]
+        finally:
+            store.close()
+        told = [msgspec.msgpack.decode(body) for body in bodies]
+        return [facts for facts in told if isinstance(facts, dict) and facts.get("event") == event]
+
+    def agents(self) -> list[str]:
+        """The names of those that run now."""
+        done = subprocess.run([*AGENTCTL, "ps", "-o", "name"], env=self.env, capture_output=True, text=True, check=True)
+        return done.stdout.split()
 
     def workspaces(self) -> list[str]:
         return [workspace.name for workspace in Workspaces(self.state).list()]

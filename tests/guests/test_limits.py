@@ -1,5 +1,9 @@
 """`agentctl run --limit`, as a user meets it: bounds that hold, and an ending that says why."""
 
+import os
+import signal
+import subprocess
+
 import pytest
 
 import leftovers
@@ -52,10 +56,45 @@ def test_a_fork_bomb_stops_at_its_limit(machine: Machine) -> None:
 def test_other_limits_reach_the_guest(machine: Machine) -> None:
     flags = ["--limit", "nofile=77", "--limit", "as_mb=3000", "--limit", "cpu_s=9", "--limit", "fsize_mb=5"]
     ran = machine.run(
-        "sh", "-c", "ulimit -n; ulimit -v; ulimit -t; df -m /tmp | tail -1", flags=[*flags, "--limit", "tmp_mb=33"]
+        "sh", "-c", "ulimit -n; ulimit -v; ulimit -t; df -m ~ | tail -1", flags=[*flags, "--limit", "tmp_mb=33"]
     )
     assert ran.lines[:3] == ["77", str(3000 * 1024), "9"]
     assert " 33 " in ran.lines[3]
+
+
+def test_tmp_is_on_disk_private_and_open_to_all_inside(machine: Machine) -> None:
+    look = "stat -f -c %T /tmp; stat -c '%a %U' /tmp; ls -A /tmp; grep -o ' /tmp [a-z,]*' /proc/self/mountinfo; "
+    use = "cp /bin/true /tmp/t && /tmp/t && mkdir /tmp/d && chmod 0 /tmp/d && echo used"
+    ran = machine.run("sh", "-c", look + use, flags=["--workspace", "tmpfs"])
+    kind, owner, *shown, flags, used = ran.lines
+    disk = subprocess.run(["stat", "-f", "-c", "%T", machine.state], capture_output=True, text=True).stdout.strip()
+    assert (kind, owner, shown, used) == (disk, "1777 agent", [], "used")
+    assert {"nosuid", "nodev"} <= set(flags.split()[-1].split(","))
+
+
+def test_a_project_and_mounts_below_tmp_are_seen_where_they_are(machine: Machine) -> None:
+    data = machine.top / "data"
+    data.mkdir()
+    (data / "file").write_text("data\n")
+    flags = ["--mount", f"{data}:/tmp/shown/data", "--mount", f"{data}/file:/tmp/shown/file"]
+    ran = machine.run(
+        "sh", "-c", "pwd; cat /tmp/shown/data/file /tmp/shown/file; echo > new; rm -r /tmp/shown", flags=flags
+    )
+    assert ran.lines == [str(machine.project), "data", "data"]
+    assert ran.changes == {"new": "add"}
+    assert (data / "file").read_text() == "data\n"
+
+
+def test_the_tmp_of_a_killed_kernel_is_gone_after_the_next_run(machine: Machine) -> None:
+    others = set(leftovers.processes())
+    with machine.start("sh", "-c", "echo > /tmp/left; echo up; sleep 600") as first:
+        assert first.stdout
+        assert first.stdout.readline() == b"up\n"
+        os.kill(machine.kernel, signal.SIGKILL)
+        first.communicate(timeout=30)
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 2.0)
+    assert list((machine.state / "tmp").glob("*/files/left"))  # the control
+    machine.run("true")  # checks that nothing is left
 
 
 def test_the_record_says_who_enforces_each_limit(machine: Machine) -> None:
@@ -75,17 +114,19 @@ def test_a_wrong_limit_is_refused_before_anything_is_made(machine: Machine) -> N
     assert machine.workspaces() == []
 
 
-def test_the_groups_of_a_killed_agentctl_are_gone_after_the_next_run(machine: Machine) -> None:
+def test_the_groups_of_a_killed_kernel_are_gone_after_the_next_run(machine: Machine) -> None:
     others = set(leftovers.processes())
     first = machine.start("sh", "-c", "echo up; sleep 600")
     with first:
         assert first.stdout
         assert first.stdout.readline() == b"up\n"
-        assert bool(leftovers.cgroups(first.pid)) == bool(hierarchies.detect().hierarchies)
-        first.kill()
+        kernel = machine.kernel
+        assert bool(leftovers.cgroups(kernel)) == bool(hierarchies.detect().hierarchies)
+        os.kill(kernel, signal.SIGKILL)
+        first.communicate(timeout=30)
     assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 2.0)
     machine.run("true")
-    assert leftovers.cgroups(first.pid) == []
+    assert leftovers.cgroups(kernel) == []
 
 
 def test_help_names_every_limit(machine: Machine) -> None:

@@ -1,12 +1,175 @@
-"""Attempts on /proc: what a guest's full proc covers, its init, and descriptors opened again through their links."""
+"""Attempts on /proc and /sys: other processes, the machine, what a guest's full proc covers, reopened descriptors."""
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 
-from hostile.attempts import PROC, Refused, Targets, attempt, call, first_that_works, pids, read
+from hostile.attempts import PROC, SECRET, Refused, Targets, attempt, call, first_that_works, gather, libc, pids, read
+
+
+@attempt("15", "host file through /proc/1/root", PROC, "C", "namespaces landlock", "box")
+def proc_root(t: Targets) -> object:
+    inner = ("root", "cwd")
+    return gather([lambda link=link: read(f"/proc/1/{link}{t['host_file']}") for link in inner])
+
+
+@attempt("16", "host file through /proc/self/root/..", PROC, "C", "namespaces landlock")
+def proc_self_root(t: Targets) -> object:
+    dots = "/.." * 40
+    tops = (f"/proc/self/root{dots}", f"/proc/self/cwd{dots}", dots)
+    return gather([lambda top=top: read(f"{top}{t['host_file']}") for top in tops])
+
+
+@attempt("17", "write a sysctl", PROC, "H", "namespaces landlock", "box")
+def sysctl(t: Targets) -> object:
+    # Only settings that belong to a namespace: a failure of ours must not change the machine.
+    def change(name: str, value: bytes) -> str:
+        path = f"/proc/sys/{name}"
+        before = read(path)
+        _write_over(path, value)
+        after = read(path)
+        _write_over(path, before)
+        if after == before:
+            raise Refused(f"{name} kept its value")
+        return f"{before!r} became {after!r}"
+
+    values = {"kernel/hostname": b"battery", "net/ipv4/ip_default_ttl": b"77", "net/core/somaxconn": b"4097"}
+    return first_that_works(
+        {name: lambda name=name, value=value: change(name, value) for name, value in values.items()}
+    )
+
+
+def _write_over(path: str, value: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, value)
+    finally:
+        os.close(fd)
+
+
+@attempt("18", "the kernel's own files in /proc (kcore, kallsyms, …)", PROC, "R", "namespaces")
+def kcore(t: Targets) -> object:
+    def size(name: str) -> str:
+        if not (found := len(read(f"/proc/{name}"))):
+            raise Refused("there, but empty")
+        return f"{found} bytes"
+
+    names = ("kcore", "kallsyms", "kmsg", "iomem", "modules", "cmdline")
+    return first_that_works({name: lambda name=name: size(name) for name in names})
+
+
+@attempt("19", "list /sys", PROC, "R", "namespaces landlock")
+def list_sys(t: Targets) -> object:
+    found = os.listdir("/sys")
+    if not found:
+        raise Refused("/sys is empty")
+    return f"{len(found)} entries"
+
+
+@attempt("20", "reach a cgroup hierarchy, release_agent", PROC, "R", "namespaces landlock", "box")
+def cgroup(t: Targets) -> object:
+    def existing() -> str:
+        for top, _, files in os.walk("/sys/fs/cgroup"):
+            if "cgroup.procs" in files:
+                return f"{top}: {read(top + '/cgroup.procs', 40)!r}"
+        raise Refused("no cgroup file system in /sys")
+
+    def mounted() -> str:
+        place = f"{t['work']}/cg{os.getpid()}"
+        os.mkdir(place)
+        call("mount", b"cgroup2", place.encode(), b"cgroup2", 0, None)
+        return read(f"{place}/cgroup.procs", 40).decode()
+
+    return first_that_works({"existing": existing, "mounted": mounted})
+
+
+@attempt("21", "list the host's processes", PROC, "R", "namespaces")
+def host_pids(t: Targets) -> object:
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            if t["marker"].encode() in read(f"/proc/{pid}/cmdline"):
+                return f"pid {pid}"
+    raise Refused(f"{len(pids())} processes, none of the host's")
+
+
+@attempt("22", "environment and memory of another process", PROC, "C", "namespaces landlock")
+def others_memory(t: Targets) -> object:
+    def memory(pid: int) -> bytes:
+        found = b""
+        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as mem:
+            for line in maps:
+                span, rights, *_ = line.split()
+                if "[heap]" in line and rights.startswith("r"):
+                    low, high = (int(text, 16) for text in span.split("-"))
+                    mem.seek(low)
+                    found += b" ".join(SECRET.findall(mem.read(min(high - low, 1 << 26))))
+        return found
+
+    takes: list[Callable[[], object]] = []
+    for pid in {*pids(), t["peer_pid"]}:
+        takes += [lambda pid=pid: read(f"/proc/{pid}/environ"), lambda pid=pid: memory(pid)]
+    return gather(takes)
+
+
+@attempt("22b", "another agent's workspace", PROC, "C", "namespaces landlock")
+def others_workspace(t: Targets) -> object:
+    takes: list[Callable[[], object]] = [lambda: read(t["peer_file"])]
+    for pid in {*pids(), t["peer_pid"]}:
+        takes += [
+            lambda pid=pid: read(f"/proc/{pid}/cwd/kept"),
+            lambda pid=pid: read(f"/proc/{pid}/root{t['peer_file']}"),
+        ]
+    return gather(takes)
+
+
+@attempt("23", "write a program through /proc/PID/exe", PROC, "H", "namespaces landlock", fine=(errno.ETXTBSY,))
+def write_exe(t: Targets) -> object:
+    runs = subprocess.Popen([t["exe"], "30"])
+    held = os.open(f"/proc/{runs.pid}/exe", os.O_RDONLY)
+    runs.kill()
+    runs.wait()
+    before = os.fstat(held).st_size
+    try:
+        fd = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_APPEND)
+        os.write(fd, b"x")
+        os.close(fd)
+        after = os.stat(t["exe"]).st_size
+        with open(t["exe"], "r+b") as file:
+            file.truncate(before)
+    finally:
+        os.close(held)
+    return f"{before} became {after} bytes"
+
+
+@attempt("24", "change a read-only file through /proc/self/mem", PROC, "H", "namespaces landlock", fine=(errno.EIO,))
+def self_mem(t: Targets) -> object:
+    path = t["ro_file"]
+    before = read(path)
+    mem = os.open("/proc/self/mem", os.O_RDWR)
+    libc.mmap.restype = ctypes.c_void_p
+
+    def through(access: int, rights: int, sharing: int) -> str:
+        fd = os.open(path, access)
+        address = libc.mmap(None, ctypes.c_size_t(4096), rights, sharing, fd, ctypes.c_long(0))
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), "mmap")
+        os.pwrite(mem, b"X", address)
+        if read(path) == before:
+            raise Refused("only this process's own copy changed")
+        os.pwrite(mem, before[:1], address)
+        return "the file changed"
+
+    ways = {
+        "writable": (os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED),
+        "shared": (os.O_RDONLY, mmap.PROT_READ, mmap.MAP_SHARED),
+        "private": (os.O_RDONLY, mmap.PROT_READ, mmap.MAP_PRIVATE),
+    }
+    return first_that_works({name: lambda way=way: through(*way) for name, way in ways.items()})
+
 
 # What a guest may read besides its own processes: facts that real programs ask for, and links into its own process.
 FACTS = set("self thread-self mounts net cpuinfo meminfo stat uptime loadavg version filesystems".split())

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from hostile.attempts import RESOURCES, NotHere, Refused, Targets, attempt, call_number, first_that_works
+from hostile.attempts import RESOURCES, NotHere, Refused, Targets, attempt, call, call_number, first_that_works, read
 
 MB = 1 << 20
 NOT_GUESTS = ("tool", "native-warm", "native-exec")  # guests have other limits, held by the kernel and by cgroups
@@ -141,6 +141,16 @@ def many_threads(t: Targets) -> object:
         for thread in started:
             thread.join()
     return f"{len(started)} threads"
+
+
+@attempt("91", "lock memory", RESOURCES, "R", "limits", fine=(errno.ENOMEM,))
+def mlock(t: Targets) -> object:
+    page = mmap.mmap(-1, 1 << 16)
+    call("mlock", ctypes.addressof(ctypes.c_char.from_buffer(page)), 1 << 16)
+    locked = next(line for line in read("/proc/self/status").splitlines() if line.startswith(b"VmLck"))
+    if locked.split()[1] == b"0":
+        raise Refused("nothing is locked")
+    return locked.decode()
 
 
 @attempt("91b", "memory that cannot be swapped, by a mapping or by all of it", RESOURCES, "R", "limits",

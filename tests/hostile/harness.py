@@ -24,9 +24,9 @@ from agent_os.sandbox import spawner
 from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Limits, SpawnSpec, Workspace
 from hostile import attempts, hoststate
-from hostile.attempts_network import ROUTED
+from hostile.attempts_socks import ROUTED
 from hostile.battery import ATTEMPTS
-from hostile.stage import HERE, FarSide, OpenProxy, Stage, ordinary_uid, root_mode
+from hostile.stage import HERE, OTHER_UID, FarSide, OpenProxy, Stage, ordinary_uid, root_mode
 
 SOURCES = str(Path(agent_os.__file__).resolve().parent.parent)
 PYTHON = os.path.realpath(sys.executable)
@@ -197,10 +197,11 @@ async def spawn(
 
 
 async def act(
-    launcher: spawner.Launcher, lease: spawner.Lease, stage: Stage, kind: str, *words: str
+    launcher: spawner.Launcher, lease: spawner.Lease, stage: Stage, kind: str, *words: str, pids: int = 64
 ) -> tuple[spawner.Process, int, int]:
     """Start one of the actors; returns when it says that it is at work. With our ends of its stdin and stdout."""
     spec, shown = spec_of(kind, stage, ["/battery/hostile/actors.py", *words])
+    spec = replace(spec, limits=replace(spec.limits, pids=pids))
     process, stdin, stdout, stderr = await spawn(launcher, lease, spec, shown)
     os.close(stderr)
     said = await asyncio.to_thread(os.read, stdout, 5)
@@ -295,6 +296,7 @@ def _run_outside(stage: Stage, ids: list[str], box: bool, layer: str, abi: int, 
     config = {
         "path": [SOURCES, str(HERE.parent)],
         "uid": stage.uid,
+        "other_uid": OTHER_UID,
         "box": box,
         "layer": layer,
         "abi": abi,
@@ -404,9 +406,11 @@ def attributed(layer: str, abi: int = 99) -> list[str]:
 
 
 async def run_namespaces_alone(stage: Stage, lease: spawner.Lease) -> Results:
+    """All but 36, which no_new_privs stops as well: that one the launcher never leaves out."""
+    ids = [id for id in attributed("namespaces") if id != "36"]
     launcher = await spawner.Launcher.start(without=ALL_BUT_NAMESPACES)
     try:
-        return (await run_inside(launcher, lease, stage, "guest", attributed("namespaces"), min_level="S0")).results
+        return (await run_inside(launcher, lease, stage, "guest", ids, min_level="S0")).results
     finally:
         await launcher.close()
 

@@ -67,14 +67,16 @@ def differences(before: State, after: State) -> list[str]:
     return found
 
 
-def descendants(top: int) -> dict[int, str]:
-    """Living processes below one, with their command lines. Orphans count if `top` is a subreaper."""
+def descendants(top: int, spares: bool = False) -> dict[int, str]:
+    """Living processes below one, with their command lines. Orphans count if `top` is a subreaper. A child that a
+    launcher made ahead belongs to the launcher, comes and goes, and counts only if asked for."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[:2]
-                if state not in "ZX":
+                command, facts = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)
+                state, parent = facts.split()[:2]
+                if state not in "ZX" and (spares or not command.endswith("(agent-os-spare")):
                     parents[int(name)] = int(parent)
     below: dict[int, str] = {}
     waiting = [top]

@@ -1,7 +1,8 @@
 """An agent that minds its own business: asks its own small server through its proxy, and says how long that took.
 
-argv: the proxy's port. Prints the server's port first; then, for every number on stdin, makes as many requests and
-prints the seconds of each as one JSON list. Standard library only.
+argv: the proxy's port, and how many seconds to wait for an answer. Prints the server's port first; then, for every
+number on stdin, makes as many requests and prints the seconds of each, null for no answer, as one JSON list. Standard
+library only.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import socket
 import sys
 import time
 
-PATIENCE = 5.0
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 
 
@@ -23,19 +23,21 @@ def serve(server: socket.socket) -> None:
             sock.sendall(ANSWER)
 
 
-def ask(proxy: int, port: int) -> float:
-    """Seconds to the answer; one that does not come counts for as long as we waited."""
+def ask(proxy: int, patience: float, port: int) -> float | None:
+    """Seconds to the answer; None if it does not come."""
     began = time.perf_counter()
-    with contextlib.suppress(TimeoutError), socket.create_connection(("127.0.0.1", proxy), timeout=PATIENCE) as sock:
+    with contextlib.suppress(TimeoutError), socket.create_connection(("127.0.0.1", proxy), timeout=patience) as sock:
         sock.sendall(b"GET http://127.0.0.1:%d/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % port)
         answer = b""
         while part := sock.recv(4096):
             answer += part
         assert answer.endswith(b"hi"), answer
-    return time.perf_counter() - began
+        return time.perf_counter() - began
+    return None
 
 
 def main() -> None:
+    proxy, patience = int(sys.argv[1]), float(sys.argv[2])
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     if (child := os.fork()) == 0:
@@ -43,7 +45,7 @@ def main() -> None:
     try:
         print(port, flush=True)
         for line in sys.stdin:
-            print(json.dumps([ask(int(sys.argv[1]), port) for _ in range(int(line))]), flush=True)
+            print(json.dumps([ask(proxy, patience, port) for _ in range(int(line))]), flush=True)
     finally:
         os.kill(child, 9)
 

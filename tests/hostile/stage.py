@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hostile import attempts
+from hostile import attempts, attempts_namespaces
 
 HERE = Path(__file__).resolve().parent
 # Ids without an account, away from those that other parts of the tests use.
@@ -200,7 +200,7 @@ def remove(top: Path) -> None:
 
 def handles_of(*paths: str) -> list[str]:
     try:
-        return [attempts.handle_of(path).hex() for path in paths]
+        return [attempts_namespaces.handle_of(path).hex() for path in paths]
     except OSError:
         return []  # a file system without handles
 

@@ -118,6 +118,10 @@ def test_a_layer_alone_stops_what_is_attributed_to_it(controls: Results, layer: 
         stage, lease = harness.new_stage()
         results = asyncio.run(harness.run_namespaces_alone(stage, lease))
         lease.release()
+        if controls["36"].outcome == "succeeded":
+            bare = Stage(ordinary_uid(), owned=True)
+            results |= harness.run_outside(bare, ["36"], layer="namespaces")
+            bare.close()
     else:
         stage = Stage(ordinary_uid(), owned=True)
         if layer == "egress":

@@ -1,7 +1,8 @@
 """79: one agent's thousands of idle and dripping connections are its own trouble, not its neighbour's.
 
 Both proxies run in one kernel, on one loop, as they will in the daemon. What an agent may take is its places at its
-own proxy; the time that accepting and turning away costs is what the neighbour could feel.
+own proxy, and one connection per turn of the loop; so nothing here depends on how fast this machine is. What the
+neighbour felt is measured and told, not judged.
 """
 
 import asyncio
@@ -12,23 +13,25 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import pytest
 
 from agent_os.kernel.egress import Connection, Egress, Limits, parse_grant
 from agent_os.sandbox import spawner
-from hostile import harness, report
+from hostile import harness
+from hostile.report import note
 from hostile.stage import HERE, Stage
 
 pytestmark = pytest.mark.hostile
 CONNECTIONS = 10_000 if os.environ.get("AGENT_OS_SOAK") else 2_000
 REQUESTS, ROUNDS = 100, 7
-TIMES = 5  # what the neighbour's p99 may grow by
-NOTHING = 0.01  # seconds: below this, what a busy machine does by itself is larger than what is measured
+PATIENCE = 5.0  # seconds: who has no answer by then has none
+WAITING = 64  # as many as a listener's backlog holds
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ class Neighbour:
         self._process = process
         self.port = port
 
-    async def ask(self, requests: int = REQUESTS) -> list[float]:
+    async def ask(self, requests: int = REQUESTS) -> list[float | None]:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(b"%d\n" % requests)
@@ -52,9 +55,9 @@ class Neighbour:
 
 
 @asynccontextmanager
-async def _neighbour(proxy: int) -> AsyncIterator[Neighbour]:
+async def _neighbour(proxy: int, patience: float = PATIENCE) -> AsyncIterator[Neighbour]:
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-I", "-S", str(HERE / "neighbour.py"), str(proxy)]
+    command = [sys.executable, "-I", "-S", str(HERE / "neighbour.py"), str(proxy), str(patience)]
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20)
     assert process.stdin
     assert process.stdout
@@ -75,8 +78,8 @@ async def _launcher() -> AsyncIterator[spawner.Launcher]:
 
 
 @asynccontextmanager
-async def _proxy(listener: socket.socket, grant: str, seen: list[Connection]) -> AsyncIterator[Egress]:
-    egress = Egress("neighbour", [parse_grant(grant)], seen.append)
+async def _proxy(listener: socket.socket, grant: str, record: Callable[[Connection], None]) -> AsyncIterator[Egress]:
+    egress = Egress("neighbour", [parse_grant(grant)], record)
     serving = asyncio.create_task(egress.serve(listener))
     try:
         yield egress
@@ -85,63 +88,113 @@ async def _proxy(listener: socket.socket, grant: str, seen: list[Connection]) ->
         await serving
 
 
-def test_79_idle_and_dripping_connections_do_not_slow_another_agent(scene: tuple[Stage, spawner.Lease]) -> None:
-    found = asyncio.run(_attack(*scene))
-    assert found.places > Limits().connections // 2  # it has most of what it may have at any moment
-    assert found.turned_away >= CONNECTIONS // 2
-    # Medians of rounds: a round in which the machine was busy with something else says nothing about us.
-    before, during = median(p99(one) for one in found.before), median(p99(one) for one in found.during)
-    bound = TIMES * max(before, NOTHING)
-    assert during <= bound
-    assert max(max(one) for one in found.during) < 2  # and nobody was ever left waiting
-    assert asyncio.run(_attack_naive()) > bound  # the control
-    figures = f"p99 {before * 1000:.1f} → {during * 1000:.1f} ms"
-    report.OWN.append(("79", f"{CONNECTIONS:,} idle and dripping connections: {figures}", "works", "held"))
+class Turns:
+    """How many connections were turned away, in all and within one turn of the loop, while nobody else gets a turn."""
 
+    def __init__(self) -> None:
+        self.total = self.most = self._now = 0
 
-def p99(seconds: list[float]) -> float:
-    return sorted(seconds)[len(seconds) * 99 // 100]
+    def note(self, record: Connection) -> None:
+        if "at the same time" in record.reason:
+            self.one()
+
+    def one(self) -> None:
+        if self._now == 0:
+            asyncio.get_running_loop().call_soon(self._end)
+        self.total, self._now = self.total + 1, self._now + 1
+        self.most = max(self.most, self._now)
+
+    def _end(self) -> None:
+        self._now = 0
 
 
 @dataclass
 class Found:
-    before: list[list[float]]  # seconds of the neighbour's requests, by rounds
-    during: list[list[float]]
-    places: int  # that the flooder had
-    turned_away: int
+    before: list[list[float | None]]  # seconds of the neighbour's requests, by rounds
+    during: list[list[float | None]]
+    places: int  # the most that the flooder had
+    turns: Turns
+
+
+def test_79_idle_and_dripping_connections_do_not_slow_another_agent(scene: tuple[Stage, spawner.Lease]) -> None:
+    found = asyncio.run(_attack(*scene))
+    assert Limits().connections // 2 < found.places <= Limits().connections
+    assert found.turns.total >= CONNECTIONS // 2
+    assert found.turns.most <= 2  # one, and the one that began the turn
+    assert [seconds for one in found.during for seconds in one if seconds is None] == []
+    assert asyncio.run(_attack_naive()) == [None]  # the control
+    figures = f"p99 {p99(found.before) * 1000:.1f} → {p99(found.during) * 1000:.1f} ms"
+    note("79", f"{CONNECTIONS:,} idle and dripping connections: {figures}")
+
+
+def p99(rounds: list[list[float | None]]) -> float:
+    """The median of rounds: one in which the machine was busy with something else says nothing about us."""
+    return median(sorted(filter(None, one))[len(one) * 99 // 100] for one in rounds)
+
+
+def test_79_a_full_backlog_does_not_hold_the_loop() -> None:
+    """Whoever accepts as long as somebody waits gives nobody else a turn."""
+
+    async def most(serve: Callable[[socket.socket, Turns], Coroutine[Any, Any, None]]) -> tuple[int, int]:
+        listener, turns = socket.create_server(("127.0.0.1", 0), backlog=WAITING), Turns()
+        callers = [socket.create_connection(listener.getsockname()) for _ in range(WAITING)]
+        serving = asyncio.create_task(serve(listener, turns))
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while turns.total < WAITING and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        for sock in (*callers, listener):
+            sock.close()
+        return turns.total, turns.most
+
+    async def ours(listener: socket.socket, turns: Turns) -> None:
+        await Egress("full", [], turns.note, limits=Limits(connections=0)).serve(listener)
+
+    async def naive(listener: socket.socket, turns: Turns) -> None:
+        listener.setblocking(False)
+        while True:
+            sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            turns.one()
+            sock.close()
+
+    total, at_once = asyncio.run(most(ours))
+    assert total == WAITING
+    assert at_once <= 2
+    assert asyncio.run(most(naive)) == (WAITING, WAITING)  # the control
+    note("79b", f"{WAITING} waiting connections: {at_once} of them in one turn of the loop")
 
 
 async def _attack(stage: Stage, lease: spawner.Lease) -> Found:
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    flooded: list[Connection] = []
+    turns = Turns()
     words = ["/battery/hostile/actors.py", "flood", "127.0.0.1", "3128", str(CONNECTIONS), "8"]
     spec, shown = harness.spec_of("guest", stage, words)
     async with (
         _neighbour(listener.getsockname()[1]) as neighbour,
-        _proxy(listener, f"127.0.0.1:{neighbour.port}", []),
+        _proxy(listener, f"127.0.0.1:{neighbour.port}", lambda record: None),
         _launcher() as launcher,
     ):
         await neighbour.ask()  # warm
         before = [await neighbour.ask() for _ in range(ROUNDS)]
-        during: list[list[float]] = []
+        during, places = list[list[float | None]](), 0
         process, stdin, stdout, stderr = await harness.spawn(launcher, lease, spec, shown)
-        async with _proxy(process.listeners[0], "granted.test", flooded) as noisy:
+        async with _proxy(process.listeners[0], "granted.test", turns.note) as noisy:
             said = asyncio.create_task(asyncio.to_thread(os.read, stdout, 5))
             while not said.done() or len(during) < ROUNDS:
                 during.append(await neighbour.ask())
+                places = max(places, len(noisy._visits))
             assert await said == b"ready"
             during += [await neighbour.ask() for _ in range(ROUNDS)]
-            places = len(noisy._visits)
             await process.kill()
         process.close()
         for fd in (stdin, stdout, stderr):
             os.close(fd)
-    too_many = [record for record in flooded if "at the same time" in record.reason]
-    return Found(before, during, places, len(too_many))
+    return Found(before, during, places, turns)
 
 
-async def _attack_naive() -> float:
-    """The same against one proxy for both that serves one after the other."""
+async def _attack_naive() -> list[float | None]:
+    """The same against one proxy for both that serves one after the other: what the neighbour gets."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=_one_after_the_other, args=(listener,))
@@ -152,8 +205,8 @@ async def _attack_naive() -> float:
     try:
         assert flooder.stdout
         assert await flooder.stdout.readexactly(5) == b"ready"
-        async with _neighbour(port) as neighbour:
-            return (await neighbour.ask(1))[0]
+        async with _neighbour(port, patience=1) as neighbour:
+            return await neighbour.ask(1)
     finally:
         os.killpg(flooder.pid, signal.SIGKILL)
         await flooder.communicate()
@@ -167,13 +220,5 @@ def _one_after_the_other(listener: socket.socket) -> None:
         while True:
             sock, _ = listener.accept()
             with sock, contextlib.suppress(OSError):
-                sock.settimeout(0.3)
-                head = b""
-                while not head.endswith(b"\r\n\r\n"):
-                    if not (part := sock.recv(4096)):
-                        raise OSError("it left")
-                    head += part
-                port = int(head.split(b"/", 3)[2].rpartition(b":")[2])
-                with socket.create_connection(("127.0.0.1", port)) as far:
-                    far.sendall(head)
-                    sock.sendall(far.recv(4096))
+                while sock.recv(4096):  # until it has said all it has to say
+                    pass

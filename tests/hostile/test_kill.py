@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent_os.sandbox import spawner
-from hostile import harness, hoststate, report
+from hostile import harness, hoststate
+from hostile.report import note
 from hostile.stage import HERE, Stage, remove
 
 pytestmark = pytest.mark.hostile
@@ -38,7 +39,7 @@ class Watched:
 
     def __init__(self, top: int) -> None:
         self._fds: dict[int, int] = {}
-        for pid in hoststate.descendants(top):
+        for pid in hoststate.descendants(top, spares=True):
             try:
                 self._fds[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
@@ -63,14 +64,19 @@ def _ended(pidfd: int, deadline: float) -> bool:
 
 
 async def _kill_while(
-    scene: Scene, kind: str, words: tuple[str, ...], meanwhile: Callable[[spawner.Process], Awaitable[None]]
+    scene: Scene,
+    kind: str,
+    words: tuple[str, ...],
+    meanwhile: Callable[[spawner.Process], Awaitable[None]],
+    pids: int = 64,
+    within: float = SECOND,
 ) -> int:
     """Start an actor, let `meanwhile` happen, kill; how many processes the agent had."""
     stage, lease = scene
     launcher = await spawner.Launcher.start()
     try:
         before = set(hoststate.descendants(os.getpid()))
-        process, stdin, stdout = await harness.act(launcher, lease, stage, kind, *words)
+        process, stdin, stdout = await harness.act(launcher, lease, stage, kind, *words, pids=pids)
         await meanwhile(process)
         agents = {pid for pid in hoststate.descendants(os.getpid()) if pid not in before}
         begun = time.monotonic()
@@ -82,7 +88,7 @@ async def _kill_while(
         os.close(stdout)
     finally:
         await launcher.close()
-    assert took < SECOND
+    assert took < within
     assert left == {}
     return len(agents)
 
@@ -91,11 +97,15 @@ async def _nothing(process: spawner.Process) -> None:
     return None
 
 
-async def _grown(process: spawner.Process) -> None:
-    """Until the storm fills what it may have."""
-    deadline = time.monotonic() + 10
-    while len(hoststate.descendants(os.getpid())) < 50 and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
+def _grown(processes: int) -> Callable[[spawner.Process], Awaitable[None]]:
+    """Until the storm is that large, which is most of what it may have."""
+
+    async def wait(process: spawner.Process) -> None:
+        deadline = time.monotonic() + 10
+        while len(hoststate.descendants(os.getpid())) < processes and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    return wait
 
 
 async def _frozen(process: spawner.Process) -> None:
@@ -106,14 +116,15 @@ async def _frozen(process: spawner.Process) -> None:
 @pytest.mark.parametrize("kind", harness.KINDS)
 def test_44_a_daemonised_grandchild_dies_with_the_agent(scene: Scene, kind: str) -> None:
     assert asyncio.run(_kill_while(scene, kind, ("daemon", "stay"), _nothing)) >= 2
-    report.OWN.append(("44", f"daemonised grandchild survives a kill ({kind})", "works", "held"))
+    note("44", f"daemonised grandchild survives a kill ({kind})")
 
 
 @pytest.mark.parametrize("kind", harness.KINDS)
 def test_87_a_fork_storm_is_bounded_and_dies(scene: Scene, kind: str) -> None:
-    processes = asyncio.run(_kill_while(scene, kind, ("storm",), _grown))
-    assert 32 <= processes <= 64 + 1
-    report.OWN.append(("87", f"fork storm beyond its limit, or after a kill ({kind})", "works", "held"))
+    assert 32 <= asyncio.run(_kill_while(scene, kind, ("storm",), _grown(50))) <= 64 + 1
+    # the control: what held it was its own limit of 64; where it may have more, the same storm takes more
+    assert asyncio.run(_kill_while(scene, kind, ("storm",), _grown(90), pids=110, within=10)) >= 80
+    note("87", f"fork storm beyond its limit, or after a kill ({kind})")
 
 
 @pytest.mark.parametrize("kind", harness.KINDS)

@@ -1,4 +1,4 @@
-"""Attempts against the whole product: traps in a workspace, tricks with mounts and names, the control door.
+"""Attempts against the whole product: traps in a workspace, tricks with mounts and names, what is inherited.
 
 Through `agentctl` as an operator would use it, or its parts where a guest could never be given so much. Each has its
 control in the same test: what the trap would have done.
@@ -8,13 +8,9 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
-import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +18,10 @@ import pytest
 import agents
 import leftovers
 from agent_os.kernel.workspace import Workspaces
-from agent_os.sandbox import landlock
 from agent_os.sandbox.spawner import Launcher
-from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Workspace
-from guests.agentctl import Machine
-from hostile import report
+from guests.agentctl import AGENTCTL, Machine
+from hostile import ordinary
+from hostile.report import note
 
 pytestmark = pytest.mark.hostile
 
@@ -48,15 +43,6 @@ for path in sys.argv[1:]:
 """
 
 
-def _note(number: str, name: str) -> None:
-    """Only reached where every assertion held: the control worked, the attempt did not."""
-    report.OWN.append((number, name, "works", "held"))
-
-
-def _python() -> str:
-    return "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else os.path.realpath(sys.executable)
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -71,22 +57,24 @@ def outside(machine: Machine) -> Iterator[Path]:
 
 
 def test_10_disguised_names_are_protected_too(machine: Machine) -> None:
-    ran = machine.run(_python(), "-Ic", WRITE_ALL, *DISGUISED, "ordinary.txt", flags=["--commit"])
+    ran = machine.run(ordinary.python(), "-Ic", WRITE_ALL, *DISGUISED, "ordinary.txt", flags=["--commit"])
     assert ran.code == 0
     landed = [path for path in DISGUISED if os.path.lexists(machine.project / path)]
     assert landed == []
     assert (machine.project / "ordinary.txt").exists()
     machine.agentctl("commit", ran.name, "--yes", "--allow-protected")
     assert [path for path in DISGUISED if not os.path.lexists(machine.project / path)] == []  # the control
-    _note("10b", f"{len(DISGUISED)} protected names in disguise")
+    note("10b", f"{len(DISGUISED)} protected names in disguise")
 
 
 def test_10_a_link_named_git_is_protected(machine: Machine) -> None:
-    script = "mkdir -p evil/hooks && ln -s evil .git && ln -s ../evil/hooks sub-hooks && touch ordinary.txt"
-    machine.run("sh", "-c", script, flags=["--commit"])
+    script = "mkdir -p evil/hooks && echo evil >evil/hooks/pre-commit && ln -s evil .git && touch ordinary.txt"
+    ran = machine.run("sh", "-c", script, flags=["--commit"])
     assert not os.path.lexists(machine.project / ".git")
     assert (machine.project / "ordinary.txt").exists()
-    _note("10c", "a link in place of .git")
+    machine.agentctl("commit", str(ran.name), "--yes", "--allow-protected")
+    assert (machine.project / ".git/hooks/pre-commit").read_text() == "evil\n"  # the control: git would run it
+    note("10c", "a link in place of .git")
 
 
 def test_9_a_hard_link_does_not_carry_a_change_into_a_protected_file(machine: Machine) -> None:
@@ -99,7 +87,7 @@ def test_9_a_hard_link_does_not_carry_a_change_into_a_protected_file(machine: Ma
     assert makefile.read_text() == "all:\n"
     assert (machine.project / "notes.txt").read_text() == "all:\nevil:\n"
     assert makefile.stat().st_nlink == (machine.project / "notes.txt").stat().st_nlink == 1
-    _note("9b", "a hard link between an ordinary and a protected file")
+    note("9b", "a hard link between an ordinary and a protected file")
 
 
 MARK = """
@@ -121,7 +109,7 @@ def test_11_marks_of_the_overlay_set_from_inside_take_no_effect(machine: Machine
     (machine.project / "kept").mkdir()
     for name in ("file", "other"):
         (machine.project / "kept" / name).write_text(name)
-    ran = machine.run(_python(), "-Ic", MARK, "touch", flags=["--keep"])
+    ran = machine.run(ordinary.python(), "-Ic", MARK, "touch", flags=["--keep"])
     assert ran.lines == ["['file', 'other'] []"]
     assert "delete" not in ran.changes.values(), ran.changes
     again = machine.run("cat", "kept/file", "kept/other", flags=["--from", ran.name or "", "--discard"])
@@ -132,24 +120,37 @@ def test_11_marks_of_the_overlay_set_from_inside_take_no_effect(machine: Machine
     layer.mkdir(exist_ok=True)
     os.setxattr(layer, "user.overlay.opaque", b"y")
     assert "delete" in {change.kind for change in kept.diff()}
-    _note("11b", "deletion and redirection marks of the overlay, set from inside")
+    note("11b", "deletion and redirection marks of the overlay, set from inside")
 
 
 def test_11_a_running_agents_workspace_is_not_committed(machine: Machine) -> None:
     """Whoever still runs could swap what was shown for something else."""
-    swap = "echo up; while :; do echo a >x; mv x y; ln -sf /etc/passwd x; mv x y; done"
+    swap = "echo a >plain; echo a >y; echo up; while :; do echo a >x; mv x y; ln -sf /etc/passwd x; mv x y; done"
     running = machine.start("sh", "-c", swap, flags=["-q"])
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
     name = machine.workspaces()[0]
-    done = subprocess.run(
-        [*machine.command("x")[:3], "commit", name, "--yes"], env=machine.env, cwd=machine.project, capture_output=True
-    )
+    commit = [*AGENTCTL, "commit", name, "--yes"]
+    done = subprocess.run(commit, env=machine.env, cwd=machine.project, capture_output=True)
+    swapped = Workspaces(machine.state).open(name).upper / "y"
+    was_shown = leftovers.becomes_true(lambda: not swapped.is_symlink(), 10)
+    naive = leftovers.becomes_true(lambda: _content(swapped) == Path("/etc/passwd").read_bytes(), 10)
     running.terminate()
     running.communicate(timeout=30)
     assert done.returncode != 0
     assert list(machine.project.iterdir()) == []
-    _note("11c", "a commit while the agent swaps files for links")
+    assert was_shown  # the control: a file when a person looks at it,
+    assert naive  # and when it is copied, what a link leads to
+    subprocess.run(commit, env=machine.env, cwd=machine.project, capture_output=True)
+    assert (machine.project / "plain").read_text() == "a\n"  # and only that it ran stood in the way
+    note("11c", "a commit while the agent swaps files for links")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_107_a_home_in_any_disguise_is_refused(machine: Machine) -> None:
@@ -164,7 +165,7 @@ def test_107_a_home_in_any_disguise_is_refused(machine: Machine) -> None:
         assert machine.run("true", flags=["--mount", f"{source}:/shown"]).code == 125, source
     assert machine.run("true", cwd=machine.home).code == 125
     assert machine.run("true", flags=["--workspace", str(machine.project)]).code == 0  # the control
-    _note("107b", f"the home as a workspace or a mount, {len(forms)} forms")
+    note("107b", f"the home as a workspace or a mount, {len(forms)} forms")
 
 
 @pytest.mark.parametrize("where", ["link", "link/inner", "missing", "kept/file/below"])
@@ -180,19 +181,47 @@ def test_14_a_mount_does_not_land_where_a_link_leads(machine: Machine, outside: 
     assert ran.code == 125
     assert sorted(path.name for path in machine.project.rglob("*")) == before
     assert list(outside.iterdir()) == []
-    _note("14b", f"a mount at {where} of the project")
+    if where == "kept/file/below":
+        note("14b", f"a mount at {where} of the project", no_control="Linux itself mounts nothing below a file")
+        return
+    assert _naive_mount(where)
+    note("14b", f"a mount at {where} of the project")
+
+
+MOUNT = """
+source, place = os.fsencode(sys.argv[1]), os.fsencode(sys.argv[2])
+os.makedirs(place, exist_ok=True)
+if libc.mount(source, place, None, 4096, None):  # bind
+    raise OSError(ctypes.get_errno(), "mount")
+with open("/proc/self/mountinfo") as file:
+    print(file.readlines()[-1].split()[4])
+"""
+
+
+def _naive_mount(where: str) -> bool:
+    """The control: whether one who makes the place and mounts there, by path, leaves the project or changes it."""
+    with ordinary.folder() as top:
+        made = "import os; [os.mkdir(name) for name in ('project', 'outside', 'source')]"
+        ordinary.run(f"{made}; os.symlink('../outside', 'project/link')", cwd=top)
+        before = sorted(top.rglob("*"))
+        landed = ordinary.run(ordinary.IN_BOX + MOUNT, top / "source", top / "project" / where).strip()
+        return not landed.startswith(f"{top}/project/") or sorted(top.rglob("*")) != before
 
 
 def test_80_no_descriptor_beyond_the_streams_is_there(machine: Machine) -> None:
     """Asking for the kernel's socket does not give one, and nothing of the kernel's side slips in."""
     look = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
-    ran = machine.run(_python(), "-Ic", look, flags=["--env", "AGENT_OS_FD=3"])
+    ran = machine.run(ordinary.python(), "-Ic", look, flags=["--env", "AGENT_OS_FD=3"])
     assert json.loads(ran.lines[0]) == [0, 1, 2, 3]  # the last one reads the list
     control = subprocess.run(
-        [_python(), "-Ic", look], pass_fds=[os.open("/", os.O_RDONLY)], capture_output=True, text=True, close_fds=True
+        [ordinary.python(), "-Ic", look],
+        pass_fds=[os.open("/", os.O_RDONLY)],
+        capture_output=True,
+        text=True,
+        close_fds=True,
     )
     assert len(json.loads(control.stdout)) == 5  # the control: a descriptor that is passed on shows
-    _note("80c", "descriptors of the kernel, with AGENT_OS_FD set by the operator")
+    note("80c", "descriptors of the kernel, with AGENT_OS_FD set by the operator")
 
 
 SETID = """
@@ -210,15 +239,15 @@ for how in (lambda: os.mknod("setid", stat.S_IFREG | 0o6777), lambda: os.chmod("
 def test_112_no_setuid_file_of_the_operators_comes_out_of_a_shared_workspace(machine: Machine) -> None:
     """`bind:` writes through: such a file would belong to the operator, and run as the operator for everybody."""
     (machine.project / "plain").write_text("#!/bin/sh\n")
-    machine.run(_python(), "-Ic", SETID, flags=["--workspace", f"bind:{machine.project}"])
+    machine.run(ordinary.python(), "-Ic", SETID, flags=["--workspace", f"bind:{machine.project}"])
     found = {path.name: oct(path.stat().st_mode) for path in (machine.project, *machine.project.iterdir())}
     assert {name: mode for name, mode in found.items() if int(mode, 8) & 0o6000} == {}
     control = machine.top / "control"
     control.mkdir()
     (control / "plain").write_text("#!/bin/sh\n")
-    subprocess.run([_python(), "-Ic", SETID], cwd=control, check=True)
+    subprocess.run([ordinary.python(), "-Ic", SETID], cwd=control, check=True)
     assert (control / "plain").stat().st_mode & stat.S_ISUID  # the control
-    _note("112e", "a setuid file of the operator's through a shared workspace")
+    note("112e", "a setuid file of the operator's through a shared workspace")
 
 
 SCAN = r"""
@@ -245,7 +274,7 @@ def test_81_no_agent_finds_anothers_environment_in_its_own_memory(kind: str) -> 
         alive = agents.spec_of("tool", ["/bin/sh", "-c", "echo up; sleep 60"], env={"KEY": others[0]})
         async with agents.started(launcher, alive) as (_, output):
             await asyncio.to_thread(agents.read_line, output)
-            words = ["-c", SCAN] if kind == "native-warm" else [_python(), "-Ic", SCAN]
+            words = ["-c", SCAN] if kind == "native-warm" else [ordinary.python(), "-Ic", SCAN]
             isolation = "warm" if kind == "native-warm" else "exec"
             spec = agents.spec_of(kind.partition("-")[0], words, isolation=isolation, env={"KEY": own})
             return (await agents.run(launcher, spec)).output
@@ -253,111 +282,4 @@ def test_81_no_agent_finds_anothers_environment_in_its_own_memory(kind: str) -> 
     found = agents.drive(scanned).split()
     assert own in found  # the control: what is there is found
     assert [secret for secret in others if secret in found] == []
-    _note("81b", f"another agent's environment in the memory of a {kind} one")
-
-
-# ----------------------------------------------------------------------------------------------------- the control door
-
-
-ASK = """
-import json, socket, sys
-for path in sys.argv[1:]:
-    try:
-        door = socket.socket(socket.AF_UNIX)
-        door.settimeout(5)
-        door.connect(path)
-        door.sendall(b'{"do": "kill"}\\n')
-        print(door.recv(4096).decode().strip() or '{"closed": true}')
-    except OSError as problem:
-        print(json.dumps({"refused": problem.errno}))
-"""
-
-
-@pytest.mark.parametrize("net", ["unix", "proxy", "none"])
-def test_108_the_control_door_does_not_open_for_an_agent(machine: Machine, net: str) -> None:
-    """Bound into a sandbox on purpose, which agentctl itself refuses: whoever is inside has no say about others."""
-    running = machine.start("sh", "-c", "echo up; sleep 60", flags=["-q"])
-    assert running.stdout is not None
-    assert running.stdout.readline() == b"up\n"
-    run = machine.state / "run"
-    assert leftovers.becomes_true(lambda: any(run.glob("*.sock")), 5)
-    door = next(run.glob("*.sock"))
-    source = os.open(run, os.O_PATH)
-
-    async def ask(launcher: Launcher) -> agents.Ran:
-        command = [_python(), "-Ic", ASK, f"/door/{door.name}"]
-        spec = agents.spec_of("guest", command, net=net, binds=[Bind("door", "/door", rw=True)], limits=GUEST_LIMITS)
-        return await agents.run(launcher, spec, {"door": source})
-
-    said = json.loads(agents.drive(ask).output)
-    assert "done" not in said, said
-    if net == "unix":
-        assert said.get("error", {}).get("code") == "door.peer" or "refused" in said, said
-    else:
-        assert said == {"refused": 13}
-    assert running.poll() is None
-    with socket.socket(socket.AF_UNIX) as own:  # the control: the operator is heard
-        own.connect(f"/proc/self/fd/{source}/{door.name}")  # a path may be longer than a socket's name
-        own.sendall(b'{"do": "kill"}\n')
-        assert "done" in json.loads(own.recv(4096))
-    os.close(source)
-    running.communicate(timeout=30)
-    _note("108b", f"kill another agent through its control door, net {net}")
-
-
-def test_108_agentctl_does_not_mount_the_doors(machine: Machine) -> None:
-    (machine.state / "run").mkdir(mode=0o700)
-    for source in (machine.state / "run", machine.state):
-        assert machine.run("true", flags=["--mount", f"{source}:/door"]).code == 125
-    _note("108c", "mount the directory of the control doors")
-
-
-# ------------------------------------------------------------------------------------------------- only these programs
-
-
-WRAPPED = {
-    "find": ["find", "/work", "-maxdepth", "0", "-exec", "/usr/bin/touch", "/work/mark", ";"],
-    "env": ["env", "/usr/bin/touch", "/work/mark"],
-    "xargs": ["xargs", "-a", "/dev/null", "/usr/bin/touch", "/work/mark"],
-    "timeout": ["timeout", "5", "/usr/bin/touch", "/work/mark"],
-    "nice": ["nice", "/usr/bin/touch", "/work/mark"],
-    "setsid": ["setsid", "-w", "/usr/bin/touch", "/work/mark"],
-    "sed": ["sed", "1e /usr/bin/touch /work/mark", "/etc/passwd"],
-    "awk": ["awk", 'BEGIN { system("/usr/bin/touch /work/mark") }'],
-    "tar": ["tar", "-cf", "/dev/null", "--checkpoint=1", "--checkpoint-action=exec=/usr/bin/touch /work/mark", "/etc"],
-    "git": ["git", "-c", "alias.own=!/usr/bin/touch /work/mark", "own"],
-    "vim": ["vim", "-es", "-u", "NONE", "-i", "NONE", "-c", "silent !/usr/bin/touch /work/mark", "-c", "qa!"],
-}
-
-
-@pytest.mark.parametrize("tool", WRAPPED)
-def test_98_105_a_declared_tool_runs_no_other(tool: str, tmp_path: Path) -> None:
-    if not landlock.abi():
-        pytest.skip("landlock: not on this kernel, and nothing else keeps a list of programs")
-    program = shutil.which(tool, path="/usr/bin:/bin")
-    if program is None:
-        pytest.skip(f"{tool}: not installed")
-
-    async def both(launcher: Launcher) -> tuple[bool, bool]:
-        return await marked(launcher, None), await marked(launcher, [os.path.realpath(program)])
-
-    async def marked(launcher: Launcher, allowed: list[str] | None) -> bool:
-        words = [program, *WRAPPED[tool][1:]]
-        spec = agents.spec_of("tool", words, workspace=Workspace("tmpfs", "/work"), env={"HOME": "/home/agent"})
-        spec = replace(spec, exec_allow=allowed)
-        read, write = os.pipe()
-        null = os.open(os.devnull, os.O_RDWR)
-        process = await launcher.spawn(spec, streams=(null, write, write))
-        os.close(write)
-        os.close(null)
-        await asyncio.to_thread(agents.read_all, read)
-        await process.wait()
-        found = os.path.lexists(f"/proc/self/fd/{process.workspace}/mark")
-        process.close()
-        os.close(read)
-        return found
-
-    unbound, bound = agents.drive(both)
-    assert unbound  # the control: without a list, the other program runs
-    assert not bound
-    _note("98c", f"{tool}, declared alone, runs an undeclared program")
+    note("81b", f"another agent's environment in the memory of a {kind} one")

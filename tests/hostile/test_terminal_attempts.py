@@ -15,16 +15,19 @@ import subprocess
 import sys
 import termios
 import time
+import tty
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from guests.agentctl import Machine
-from hostile import report
+from hostile.report import note
 
 pytestmark = pytest.mark.hostile
 SECONDS = 30.0
+_TIOCGEXCL = 0x80045440
 
 # What must never reach a terminal from a guest: its name, and bytes that would show that it did.
 SEQUENCES = {
@@ -59,10 +62,6 @@ SEQUENCES = {
     "unending": b"\x1b]0;" + b"battery" * 800 + b"\x07",
 }
 _INTRODUCERS = re.compile(rb"\x1b[\]PX^_k%]|\x1b\[[0-9;]*[ti]|\x1b\[[>=?][0-9;]*[$]?[qpu]|\x1b\[=|\x05|\xc2[\x80-\x9f]")
-
-
-def _note(number: str, name: str) -> None:
-    report.OWN.append((number, name, "works", "held"))
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ def test_62_63_nothing_is_typed_into_a_terminal(machine: Machine) -> None:
         pytest.skip("tiocsti: switched off on this host (dev.tty.legacy_tiocsti)")
     assert answer(outside(TYPE))["TIOCSTI"] == "typed"  # the control
     assert answer(inside(machine, TYPE)) == {"TIOCSTI": 1, "TIOCLINUX": 1, "TIOCCONS": 1}
-    _note("62b", "TIOCSTI, TIOCLINUX and TIOCCONS at a terminal of one's own")
+    note("62b", "TIOCSTI, TIOCLINUX and TIOCCONS at a terminal of one's own")
 
 
 WRITE = "import os, sys; os.write(1, b'[' + bytes.fromhex(sys.argv[1]) + b']end\\n')"
@@ -159,7 +158,7 @@ def test_63_no_sequence_reaches_the_operators_terminal(machine: Machine, termina
     body = shown.split(b"]end")[0]
     assert not _INTRODUCERS.search(body), _INTRODUCERS.findall(body)
     assert len(_INTRODUCERS.findall(outside(WRITE, every.hex()))) > len(SEQUENCES)  # the control
-    _note("63b", f"{len(SEQUENCES)} sequences to the operator's terminal, by {terminal}")
+    note("63b", f"{len(SEQUENCES)} sequences to the operator's terminal, by {terminal}")
 
 
 PIECES = """
@@ -176,7 +175,10 @@ def test_63_no_sequence_gets_through_in_pieces(machine: Machine) -> None:
     shown = inside(machine, PIECES, chosen.hex())
     assert b"end" in shown
     assert not _INTRODUCERS.search(shown.split(b"end")[0])
-    _note("63c", "sequences to the operator's terminal, byte by byte")
+    assert _INTRODUCERS.search(outside(PIECES, chosen.hex()))  # the control: the terminal puts the pieces together,
+    piecemeal = b"".join(_INTRODUCERS.sub(b"", bytes([byte])) for byte in chosen)
+    assert len(_INTRODUCERS.findall(piecemeal)) > 5  # and who looks at each piece alone takes nothing out
+    note("63c", "sequences to the operator's terminal, byte by byte")
 
 
 STEAL = """
@@ -208,7 +210,7 @@ def test_63_no_other_terminal_is_reached(machine: Machine) -> None:
     assert said["devpts"] != os.stat("/dev/pts").st_dev
     assert [place for place in ("/dev/console", "/dev/tty0") if said[place] in ("opened", "taken")] == []
     # /dev/tty, a new terminal and /dev/pts/N are the guest's own: what it writes there goes through the tamer
-    _note("63d", "terminals of the host: by path, /dev/tty, console, ptmx, descriptors of others")
+    note("63d", "terminals of the host: by path, /dev/tty, console, ptmx, descriptors of others")
 
 
 HANG = """
@@ -225,21 +227,35 @@ os.write(1, b"\\x1b[?1049h\\x1b[?25l\\x1b[?1003h\\x1b[?5h\\x1b(0")
 
 
 def test_63_settings_of_the_operators_terminal_stay(machine: Machine) -> None:
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs), fcntl.ioctl(theirs, termios.TIOCGWINSZ, bytes(8))
     command = machine.command("python3", "-Ic", HANG, flags=["-q"])
-    given = {"cwd": machine.project, "env": machine.environment(TERM="xterm-256color")}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **given) as run:
-        shown, deadline = b"", time.monotonic() + SECONDS
+    before, after = _settings_around(
+        command, cwd=machine.project, env=machine.environment(TERM="xterm-256color"), start_new_session=True
+    )
+    assert after == before
+    before, after = _settings_around([sys.executable, "-Ic", HANG], start_new_session=True)
+    assert [old for old, new in zip(before, after, strict=True) if old == new] == []  # the control: all are others
+    note("63e", "settings, size and exclusiveness of the operator's terminal")
+
+
+def _settings_around(command: list[str], **given: Any) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Settings, size and exclusiveness of a terminal, before and after a command had it."""
+    ours, theirs = pty.openpty()
+
+    def settings() -> tuple[object, ...]:
+        size, exclusive = (fcntl.ioctl(theirs, request, bytes(8)) for request in (termios.TIOCGWINSZ, _TIOCGEXCL))
+        return termios.tcgetattr(theirs), size, exclusive
+
+    before = settings()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, **given) as run:
+        deadline = time.monotonic() + SECONDS
         while run.poll() is None and time.monotonic() < deadline:
             if select.select([ours], [], [], 0.05)[0]:
-                shown += os.read(ours, 65536)
+                os.read(ours, 65536)
     assert run.returncode == 0
-    assert (termios.tcgetattr(theirs), fcntl.ioctl(theirs, termios.TIOCGWINSZ, bytes(8))) == before
-    again = os.open(os.ttyname(theirs), os.O_RDWR | os.O_NOCTTY)  # not exclusive
-    for fd in (again, ours, theirs):
-        os.close(fd)
-    _note("63e", "settings, size and exclusiveness of the operator's terminal")
+    after = settings()
+    os.close(ours)
+    os.close(theirs)
+    return before, after
 
 
 QUESTIONS = """
@@ -266,7 +282,14 @@ def test_63_a_flood_of_questions_to_the_terminal_does_not_lock_the_operator_out(
         while process.poll() is None and time.monotonic() < deadline:
             _answer_all(screen, seconds=0.1)
         assert process.poll() is not None, "agentctl waits for a guest that is gone"
-    _note("63f", "a flood of questions to the operator's terminal")
+    ours, theirs = pty.openpty()  # the control: who types on until everything is taken waits for ever
+    tty.setraw(theirs)
+    os.set_blocking(ours, False)
+    with pytest.raises(BlockingIOError):
+        _ = [os.write(ours, b"\x1b[24;80R") for _ in range(asked)]
+    os.close(ours)
+    os.close(theirs)
+    note("63f", "a flood of questions to the operator's terminal")
 
 
 def _answer_all(screen: int, seconds: float) -> int:

@@ -24,8 +24,9 @@ from agent_os.kernel.workspace import Workspace, Workspaces
 from agent_os.kernel.workspace.sources import check_source
 from agent_os.sandbox import spawner
 from agent_os.sandbox.spec import Bind
-from hostile import harness, report
+from hostile import attempts, harness
 from hostile.actors import FORGED, PROTECTED
+from hostile.report import note
 from hostile.stage import Stage, root_mode
 
 pytestmark = pytest.mark.hostile
@@ -40,11 +41,6 @@ def scene() -> Iterator[Scene]:
     yield stage, lease
     stage.close()
     lease.release()
-
-
-def _note(number: str, name: str) -> None:
-    """Only reached where every assertion held: the control worked, the attempt did not."""
-    report.OWN.append((number, name, "works", "held"))
 
 
 @asynccontextmanager
@@ -111,7 +107,7 @@ def test_7_a_link_to_a_host_file_is_not_followed_by_the_kernel(scene: Scene, kin
     naive, kernel = asyncio.run(attempt())
     assert naive.count(stage.secret.encode()) >= 3  # the control: a plain open follows
     assert kernel == [b""] * len(ways)
-    _note("7", f"workspace link to a host file, read by the kernel ({kind})")
+    note("7", f"workspace link to a host file, read by the kernel ({kind})")
 
 
 def _naive(root: int, path: str) -> bytes:
@@ -144,7 +140,7 @@ def test_8_swapping_a_file_for_a_link_wins_no_race(scene: Scene) -> None:
     assert control >= 1  # the control: checking first and opening afterwards loses
     assert reads > 100
     assert stolen == 0
-    _note("8", f"swap race on the kernel's read ({reads:,} reads)")
+    note("8", f"swap race on the kernel's read ({reads:,} reads)")
 
 
 def _check_then_open(root: int, path: str) -> bytes:
@@ -171,7 +167,7 @@ def test_10_protected_files_are_not_committed_without_a_person(scene: Scene) -> 
         assert [path for path in PROTECTED if (kept.project / path).exists()] == []
         kept.commit(allow_protected=True)
         assert [path for path in PROTECTED if not (kept.project / path).exists()] == []  # the control
-    _note("10", f"{len(PROTECTED)} protected files committed without a person")
+    note("10", f"{len(PROTECTED)} protected files committed without a person")
 
 
 def test_11_a_commit_does_not_slip_out_of_the_project(scene: Scene) -> None:
@@ -189,7 +185,7 @@ def test_11_a_commit_does_not_slip_out_of_the_project(scene: Scene) -> None:
         (naive / "out").symlink_to(outside)
         shutil.copytree(kept.upper, naive, dirs_exist_ok=True, symlinks=True)
         assert [path.name for path in outside.iterdir()] == ["evil"]
-    _note("11", "a commit that writes through a link of the project")
+    note("11", "a commit that writes through a link of the project")
 
 
 def test_12_a_fifo_does_not_stop_the_kernel(scene: Scene) -> None:
@@ -207,7 +203,7 @@ def test_12_a_fifo_does_not_stop_the_kernel(scene: Scene) -> None:
         assert time.monotonic() - begun < 1
         assert (kept.project / "ordinary.txt").exists()
         assert not (kept.project / "fifo").exists()
-    _note("12", "a FIFO in the workspace stops a kernel call")
+    note("12", "a FIFO in the workspace stops a kernel call")
 
 
 def test_13_names_cannot_forge_a_line(scene: Scene) -> None:
@@ -220,7 +216,7 @@ def test_13_names_cannot_forge_a_line(scene: Scene) -> None:
             assert change.shown.isprintable()
             for line in kept.patch(change).splitlines():
                 assert line.replace("\t", " ").isprintable()
-    _note("13", "newline, ANSI and broken bytes in names forge a line")
+    note("13", "newline, ANSI and broken bytes in names forge a line")
 
 
 def test_14_replacing_a_bind_source_during_the_spawn_shows_nothing_else(scene: Scene) -> None:
@@ -278,7 +274,7 @@ def test_14_replacing_a_bind_source_during_the_spawn_shows_nothing_else(scene: S
     assert stage.secret.encode() in naive  # the control: by path the secret comes up
     assert seen <= {b"granted", b""}
     assert b"granted" in seen
-    _note("14", "bind source replaced during the spawn")
+    note("14", "bind source replaced during the spawn")
 
 
 def _read_through(path: Path) -> bytes:
@@ -299,8 +295,6 @@ def test_14_moving_the_real_source_away_during_the_spawn_shows_nothing_else(scen
     def flip() -> None:
         while not stop.is_set():
             # one ↔ two by exchange: at every moment both names exist
-            from hostile import attempts
-
             old, new = (os.fsencode(stage.base / name) for name in ("one", "two"))
             attempts.call("renameat2", -100, old, -100, new, 2)
 
@@ -358,4 +352,4 @@ def test_107_what_holds_everything_is_refused_as_a_workspace(tmp_path: Path, pla
         check_source(sources[place], state=state, home=home)
     assert refused.value.code == "workspace.refused"
     if place == "above the home":
-        _note("107", "/, the home, the state directory or what is above as a workspace")
+        note("107", "/, the home, the state directory or what is above as a workspace")

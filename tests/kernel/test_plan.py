@@ -33,6 +33,8 @@ def project(tmp_path: Path) -> Path:
         (("python3", "-u", "agent.py"), "agent.py"),
         (("node", "/srv/app/index.js"), "/srv/app/index.js"),
         (("python3", "-c", "pass"), "python3"),
+        (("bash", "-lc", "make all"), "bash"),
+        (("python3", "agent.py", "-c", "x"), "agent.py"),
         (("python3", "-m", "http.server"), "python3"),
         (("/usr/bin/make", "all"), "/usr/bin/make"),
         (("bash",), "bash"),

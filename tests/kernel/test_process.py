@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_os.abi.entries import Kind, decode
 from agent_os.abi.errors import EACCES, EISOLATION
+from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel import process
-from agent_os.kernel.plan import Host, Order
+from agent_os.kernel.journal import Journal
+from agent_os.kernel.plan import Host, Mode, Order
 from agent_os.kernel.records import Records
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import GUEST_LIMITS
@@ -49,27 +52,19 @@ def test_a_failure_is_explained(problem: SandboxError, kind: type, code: str, wo
     assert error.hint
 
 
-def test_disk_use_counts_blocks_and_follows_no_link(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "file").write_bytes(bytes(100_000))
-    (tmp_path / "in" / "sparse").touch()
-    os.truncate(tmp_path / "in" / "sparse", 1 << 30)
-    (tmp_path / "out").write_bytes(bytes(1_000_000))
-    (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
-    assert 100_000 <= process.disk_used(tmp_path / "in") < 200_000
-
-
 async def run(order: Order, host: Host, **simulate: object) -> process.Outcome:
-    records = Records(host.state / "record.jsonl")
+    store = SqliteStore(host.state / "journal.db", reserve=0)
+    journal = Journal.open(store, home=host.state)
     launcher = await Launcher.start(**simulate)  # type: ignore[arg-type]
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        guest = await process.start(order, (null, null, null), host, launcher, records)
+        guest = await process.start(order, (null, null, null), host, launcher, Records(journal))
         return await guest.finish()
     finally:
         os.close(null)
         await launcher.close()
-        records.close()
+        await journal.close()
+        store.close()
 
 
 @pytest.mark.integration
@@ -78,6 +73,17 @@ def test_a_guest_that_fills_its_disk_is_stopped(host: Host, project: Path) -> No
     order = Order(("/bin/sh", "-c", fill), project, project, limits=replace(GUEST_LIMITS, disk_mb=5))
     outcome = asyncio.run(run(order, host))
     assert (outcome.ending, outcome.code) == ("disk", 137)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["overlay", "bind", "tmpfs"])
+def test_a_guest_that_fills_its_tmp_is_stopped_and_it_is_gone(host: Host, project: Path, mode: Mode) -> None:
+    fill = "i=0; while :; do head -c 1000000 /dev/urandom > /tmp/f$i; i=$((i+1)); done"
+    place = None if mode == "tmpfs" else project
+    order = Order(("/bin/sh", "-c", fill), project, place, mode=mode, limits=replace(GUEST_LIMITS, tmp_mb=5))
+    outcome = asyncio.run(run(order, host))
+    assert (outcome.ending, outcome.code) == ("tmp", 137)
+    assert [entry.name for entry in (host.state / "tmp").iterdir()] == [".lock"]
 
 
 @pytest.mark.integration
@@ -98,10 +104,11 @@ def test_without_an_overlay_the_project_is_copied(host: Host, project: Path) -> 
 @pytest.mark.integration
 def test_every_run_is_recorded_before_and_after(host: Host, project: Path) -> None:
     asyncio.run(run(Order(("/bin/sh", "-c", "exit 3"), project, project), host))
-    events = [
-        line.split('"event": "')[1].split('"')[0] for line in (host.state / "record.jsonl").read_text().splitlines()
-    ]
-    assert events == ["spawn", "spawned", "exit"]
+    store = SqliteStore(host.state / "journal.db", read_only=True)
+    entries = [decode(row.entry) for row in store.rows(1) if decode(row.entry).agent.startswith("default/")]
+    assert [entry.kind for entry in entries] == [Kind.SPAWN, Kind.STATE, Kind.STATE]
+    assert entries[1].isolation >= "S2"
+    store.close()
 
 
 @pytest.mark.integration

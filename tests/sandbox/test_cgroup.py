@@ -263,6 +263,7 @@ agents.drive(body)
 
 
 def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
+    found = [each for each in hierarchies.detect().hierarchies if not each.late]  # first: to detect is to sweep
     leftovers.adopt_orphans()
     before = set(leftovers.processes())
     tests, source = Path(agents.__file__).parent, Path(cgroup.__file__).parents[2]
@@ -272,7 +273,6 @@ def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
         assert kernel.stdout.readline() == "up\n"
         kernel.kill()
     assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - before, 2.0)
-    found = [each for each in hierarchies.detect().hierarchies if not each.late]
     assert len(leftovers.cgroups(kernel.pid)) == len(found)
     for hierarchy in found:
         hierarchies.sweep(hierarchy.parent)

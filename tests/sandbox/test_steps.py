@@ -12,7 +12,7 @@ import pytest
 
 import leftovers
 from agent_os.sandbox import cgroup, spawner
-from agent_os.sandbox.confine import STEPS
+from agent_os.sandbox.confine import AHEAD, STEPS
 from agent_os.sandbox.spawner import Launcher, Lease, Process, SandboxError, lease_uid
 from agent_os.sandbox.spec import SpawnSpec, Workspace
 
@@ -145,7 +145,7 @@ def test_a_preload_that_cannot_be_imported_is_told_and_leaves_nothing(entry: str
 
 
 def test_every_child_step_has_its_failpoint_test() -> None:
-    assert tuple(name for name, _ in STEPS) == CHILD_STEPS
+    assert sorted(name for name, _ in AHEAD + STEPS) == sorted(CHILD_STEPS)
 
 
 @pytest.mark.parametrize("step", CHILD_STEPS)

@@ -1,8 +1,9 @@
 """The one list of errors: every refusal or failure that crosses a ring or a front door.
 
-Owns the names, numbers and severities. A raised error carries a stable finer word (`code`), a sentence a person or a
-model can act on (`reason`), optionally the next step (`hint`), and facts (`detail`). Never a secret.
-Only the names that something raises today are here; a later subsystem adds its own.
+Owns the names, numbers, severities and whether the same call may succeed later. A raised error carries a stable finer
+word (`code`), a sentence a person or a model can act on (`reason`), optionally the next step (`hint`), and facts
+(`detail`). Never a secret, never a path of the host that the reader could not know. Numbers are Linux's where Linux has
+one, and never change.
 """
 
 from enum import IntEnum
@@ -20,15 +21,27 @@ class AgentOSError(Exception):
     """Base of the family. `retryable` means: no effect took place and the same call may succeed."""
 
     number: ClassVar[int] = 5
-    severity: ClassVar[FailureSeverity] = FailureSeverity.MEDIUM
-    retryable: ClassVar[bool] = False
+    severity: FailureSeverity = FailureSeverity.MEDIUM
+    retryable: bool = False
 
-    def __init__(self, code: str, reason: str, *, hint: str = "", **detail: object) -> None:
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        hint: str = "",
+        retryable: bool | None = None,
+        retry_after_ms: int | None = None,
+        **detail: object,
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.hint = hint
+        self.retry_after_ms = retry_after_ms
         self.detail = detail
+        if retryable is not None:
+            self.retryable = retryable
 
     @property
     def name(self) -> str:
@@ -39,6 +52,8 @@ class AgentOSError(Exception):
 
 
 class EPERM(AgentOSError):
+    """No such capability."""
+
     number = 1
 
 
@@ -48,25 +63,64 @@ class ENOENT(AgentOSError):
 
 
 class ESRCH(AgentOSError):
+    """No such agent, or it has ended."""
+
     number = 3
     severity = FailureSeverity.LOW
 
 
+class EINTR(AgentOSError):
+    """Interrupted before any effect."""
+
+    number = 4
+    severity = FailureSeverity.LOW
+    retryable = True
+
+
 class EIO(AgentOSError):
+    """A driver failed; the outcome is known and recorded."""
+
     number = 5
 
 
+class EBADF(AgentOSError):
+    number = 9
+    severity = FailureSeverity.LOW
+
+
+class EAGAIN(AgentOSError):
+    """Full or rate-limited; `retry_after_ms` is always set."""
+
+    number = 11
+    severity = FailureSeverity.LOW
+    retryable = True
+
+
 class EACCES(AgentOSError):
+    """There is a capability, and it excludes this action."""
+
     number = 13
 
 
 class EBUSY(AgentOSError):
+    """The target's state does not allow it."""
+
     number = 16
     severity = FailureSeverity.LOW
 
 
 class EEXIST(AgentOSError):
     number = 17
+    severity = FailureSeverity.LOW
+
+
+class ENOTDIR(AgentOSError):
+    number = 20
+    severity = FailureSeverity.LOW
+
+
+class EISDIR(AgentOSError):
+    number = 21
     severity = FailureSeverity.LOW
 
 
@@ -79,15 +133,148 @@ class ENOSPC(AgentOSError):
     number = 28
 
 
+class EROFS(AgentOSError):
+    number = 30
+    severity = FailureSeverity.LOW
+
+
+class EPIPE(AgentOSError):
+    """The peer is gone."""
+
+    number = 32
+    severity = FailureSeverity.LOW
+    retryable = True
+
+
+class EDEADLK(AgentOSError):
+    """A circle of waiting requests."""
+
+    number = 35
+    severity = FailureSeverity.LOW
+
+
+class ENOSYS(AgentOSError):
+    number = 38
+    severity = FailureSeverity.LOW
+
+
+class EPROTO(AgentOSError):
+    """Not what this wire speaks."""
+
+    number = 71
+
+
+class EMSGSIZE(AgentOSError):
+    number = 90
+    severity = FailureSeverity.LOW
+
+
 class ETIMEDOUT(AgentOSError):
+    """The deadline passed. Retryable only where no effect started."""
+
     number = 110
+    severity = FailureSeverity.LOW
+
+
+class EHOSTUNREACH(AgentOSError):
+    """A driver, broker or store cannot be reached."""
+
+    number = 113
+    retryable = True
+
+
+class EDQUOT(AgentOSError):
+    """Over a quota; the reason names what is used and the limit."""
+
+    number = 122
+
+
+class ECANCELED(AgentOSError):
+    number = 125
+    severity = FailureSeverity.LOW
+
+
+class EPOLICY(AgentOSError):
+    """Forbidden by a rule; in strict mode SIGPOLICY follows."""
+
+    number = 200
+    severity = FailureSeverity.CRITICAL
+
+
+class EBUDGET(AgentOSError):
+    """The budget does not allow it."""
+
+    number = 201
+
+
+class EAPPROVAL(AgentOSError):
+    """A person must agree first, or did not."""
+
+    number = 202
+    retryable = True
+
+
+class ELABEL(AgentOSError):
+    """What it carries may not go there."""
+
+    number = 203
+
+
+class ETRUST(AgentOSError):
+    """Whoever is at the other end is not trusted with it."""
+
+    number = 204
+    severity = FailureSeverity.CRITICAL
+
+
+class EUNKNOWN(AgentOSError):
+    """An effect was begun and its outcome is unknown: parked for a person."""
+
+    number = 205
+    severity = FailureSeverity.HIGH
+
+
+class ENONDET(AgentOSError):
+    """A replayed program does something else than its record says."""
+
+    number = 206
+    severity = FailureSeverity.HIGH
 
 
 class ECONFLICT(AgentOSError):
+    """`if_version` lost; `detail["version"]` is the current one."""
+
     number = 207
     severity = FailureSeverity.LOW
 
 
+class EFENCED(AgentOSError):
+    """This node lost the agent's lease."""
+
+    number = 208
+    severity = FailureSeverity.HIGH
+
+
 class EISOLATION(AgentOSError):
+    """Isolation below the required minimum, or the sandbox could not be built."""
+
     number = 209
     severity = FailureSeverity.HIGH
+
+
+class ETYPE(AgentOSError):
+    """A payload does not fit its schema."""
+
+    number = 210
+
+
+class AgentKernelPanic(BaseException):
+    """A violation by code in our own process, which cannot be killed for it. Not an Exception, so that nothing catches
+    it by accident."""
+
+    def __init__(self, reason: str, agent: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.agent = reason, agent
+
+
+BY_NUMBER: dict[int, type[AgentOSError]] = {kind.number: kind for kind in AgentOSError.__subclasses__()}

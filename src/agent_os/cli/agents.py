@@ -1,24 +1,31 @@
-"""`agentctl ps`, `kill`, `pause`, `resume`: see the running agents, and act on them.
+"""`agentctl ps`, `kill`, `pause`, `resume`, `signal`, `wait`, `logs`: see the agents, and act on them.
 
 In: names, or `--all`. Out: a table or one object; each verb returns only when what it says is true. What an agent is
-called and runs comes from outside and is shown made harmless.
+called, runs and writes comes from outside and is shown made harmless.
 """
 
 import asyncio
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from agent_os import daemon
-from agent_os.abi.errors import AgentOSError
+from agent_os.abi.errors import EHOSTUNREACH, EINVAL, ESRCH, AgentOSError
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.syscalls import Await, Body, Hold, ListAgents, Logs, Tell
+from agent_os.abi.text import native
 from agent_os.cli import errors
 from agent_os.cli.changes import human_size, say
 from agent_os.cli.output import age, output_option, plain, print_json, table
+from agent_os.cli.tamer import Tamer
+from agent_os.client.start import session
 
 _EVERY_S = 1.0
+_TO_LOOK, _TO_ACT = 5.0, 60.0  # seconds the kernel has to answer
 _LONGEST = 60  # characters of a command in the narrow table
 _CLEAR = "\x1b[H\x1b[2J"
 _NONE = "no agent is running: agentctl run -- CMD starts one. What ended ones changed: agentctl diff NAME"
@@ -29,8 +36,9 @@ Row = dict[str, Any]
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json", "name"]), default="table", help="Format.")
 @click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
+@click.option("--all", "everybody", is_flag=True, help="Also those that this kernel saw end.")
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-def ps(output: str, as_json: bool, watch: bool) -> None:
+def ps(output: str, as_json: bool, everybody: bool, watch: bool) -> None:
     """List the running agents.
 
     ISO is the isolation level; LIMITS says what enforces their limits: cgroups (v2, v1) or only rlimits. Ended agents
@@ -39,7 +47,7 @@ def ps(output: str, as_json: bool, watch: bool) -> None:
     show = _SHAPES["json" if as_json else output]
     try:
         while True:
-            rows = asyncio.run(daemon.agents())
+            rows = asyncio.run(agents(everybody))
             if watch and sys.stdout.isatty():
                 click.echo(_CLEAR, nl=False)
             show(rows)
@@ -48,6 +56,20 @@ def ps(output: str, as_json: bool, watch: bool) -> None:
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:  # leaving a view is no failure
         return
+
+
+async def agents(everybody: bool = False) -> list[Row]:
+    """Oldest first. Without a kernel there are none."""
+    try:
+        async with session(start=False) as (client, _):
+            rows = (await client.call(ListAgents(all=everybody), deadline=_TO_LOOK))["agents"]
+    except EHOSTUNREACH:
+        return []
+    for row in rows:
+        if "command" in row:
+            row["command"] = [native(word) for word in row["command"]]
+            row["project"] = row["project"] and native(row["project"])
+    return sorted(rows, key=lambda one: one["number"])
 
 
 def _print_table(rows: Sequence[Row]) -> None:
@@ -86,12 +108,12 @@ _SHAPES: dict[str, Callable[[Sequence[Row]], None]] = {
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """What every table shows. A kernel that does not answer told us nothing but its name."""
-    known = "level" in row
+    """What every table shows. One that is starting or has ended has no process to tell of."""
+    known = "memory" in row
     return (
         row["name"],
         row["state"],
-        row["level"] if known else "-",
+        row.get("level") or row["isolation"] or "-",
         row["limits"] if known else "-",
         str(row.get("pid") or "-"),
         age(row["age"]) if known else "-",
@@ -100,7 +122,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _command(row: Row) -> str:
-    return " ".join(row.get("command", ("-",)))
+    return " ".join(row.get("command", (row.get("detail") or "-",)))
 
 
 def _shortened(text: str) -> str:
@@ -128,7 +150,8 @@ def kill(names: tuple[str, ...], every: bool, as_json: bool) -> int:
         rest = f"{left} of them LEFT" if left else "nothing left"
         return f"killed  {name} ({processes}), {done['seconds'] * 1000:.0f} ms; {rest}"
 
-    done, code = _each(names, every, "kill", say_so, as_json)
+    request = lambda name: Tell(agent=name, signal=AgentSignal.SIGKILL)  # noqa: E731
+    done, code = _each(names, every, "kill", request, say_so, as_json)
     return errors.EXIT_FAILED if any(one["survivors"] for one in done) else code
 
 
@@ -139,26 +162,48 @@ def pause(names: tuple[str, ...], every: bool, as_json: bool) -> int:
 
     Returns when that is true. The clock of --timeout stops as well; a paused agent can be killed.
     """
-    _, code = _each(
-        names, every, "pause", lambda name, done: f"paused  {name}" + ("" if done["was"] else " (it was)"), as_json
-    )
-    return code
+    said = lambda name, done: f"paused  {name}" + ("" if done["was"] else " (it was)")  # noqa: E731
+    return _each(names, every, "pause", lambda name: Hold(agent=name), said, as_json)[1]
 
 
 @click.command()
 @_many
 def resume(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     """Let paused agents go on."""
-    _, code = _each(
-        names, every, "resume", lambda name, done: f"resumed  {name}" + ("" if done["was"] else " (it ran)"), as_json
-    )
-    return code
+    said = lambda name, done: f"resumed  {name}" + ("" if done["was"] else " (it ran)")  # noqa: E731
+    return _each(names, every, "resume", lambda name: Hold(agent=name, hold=False), said, as_json)[1]
+
+
+@click.command()
+@click.argument("name")
+@click.argument("signal", metavar="SIGNAL")
+@output_option
+def signal(name: str, signal: str, as_json: bool) -> int:
+    """Send agent NAME a signal, by name or number; nothing that it masks holds you off.
+
+    \b
+      agentctl signal digest-3f2a SIGUSR1
+    """
+    number = _number(signal)
+    request = lambda name: Tell(agent=name, signal=number)  # noqa: E731
+    said = lambda name, done: f"sent  {AgentSignal(number).name} to {name}"  # noqa: E731
+    return _each([name], False, "signal", request, said, as_json)[1]
+
+
+def _number(text: str) -> int:
+    wanted = text.upper().removeprefix("SIG")
+    for one in AgentSignal:
+        if wanted in (one.name.removeprefix("SIG"), str(one.value)):
+            return one.value
+    names = ", ".join(f"{one.name} ({one.value})" for one in AgentSignal)
+    raise EINVAL("signal.unknown", f"there is no signal {text!r}", hint=f"one of {names}")
 
 
 def _each(
     names: Iterable[str],
     every: bool,
-    what: Literal["kill", "pause", "resume"],
+    what: str,
+    request: Callable[[str], Body],
     say_so: Callable[[str, Row], str],
     as_json: bool,
 ) -> tuple[list[Row], int]:
@@ -168,7 +213,7 @@ def _each(
         raise click.UsageError(f"name agents, or give --all: agentctl {what} NAME")
     done: list[Row] = []
     code = 0
-    for name, result in asyncio.run(_tell(wanted, every, what)):
+    for name, result in asyncio.run(tell(wanted, every, request)):
         if isinstance(result, AgentOSError):
             errors.report(result, as_json=as_json)
             code = code or errors.exit_code(result)
@@ -183,16 +228,77 @@ def _each(
     return done, code
 
 
-async def _tell(
-    names: Sequence[str], every: bool, what: Literal["kill", "pause", "resume"]
+async def tell(
+    names: Sequence[str], every: bool, request: Callable[[str], Body]
 ) -> list[tuple[str, Row | AgentOSError]]:
-    if every:
-        names = [row["name"] for row in await daemon.agents()]
+    """What became of it, for each. Without a kernel nobody runs."""
+    try:
+        async with session(start=False) as (client, _):
+            if every:
+                found = await client.call(ListAgents(), deadline=_TO_LOOK)
+                names = [row["name"] for row in found["agents"]]
 
-    async def tell(name: str) -> tuple[str, Row | AgentOSError]:
-        try:
-            return name, await daemon.tell(name, what)
-        except AgentOSError as error:
-            return name, error
+            async def one(name: str) -> tuple[str, Row | AgentOSError]:
+                try:
+                    return name, await client.call(request(name), deadline=_TO_ACT)
+                except AgentOSError as error:
+                    return name, error
 
-    return list(await asyncio.gather(*map(tell, names)))
+            return list(await asyncio.gather(*map(one, names)))
+    except EHOSTUNREACH:
+        return [(name, _nobody(name)) for name in names]
+
+
+def _nobody(name: str) -> ESRCH:
+    hint = f"agentctl diff {name} shows what it changed, if it has ended"
+    return ESRCH("agent.unknown", f"there is no running agent {name!r}: no kernel is running", hint=hint)
+
+
+@click.command()
+@click.argument("name")
+@output_option
+def wait(name: str, as_json: bool) -> int:
+    """Wait for agent NAME to end, and end with its code.
+
+    128+n: signal n of the host ended it; 137 also if it was killed.
+    """
+
+    async def ask() -> Row:
+        async with session() as (client, _):
+            return await client.call(Await(agent=name))
+
+    try:
+        found = asyncio.run(ask())
+    except KeyboardInterrupt:
+        return errors.EXIT_INTERRUPTED
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{plain(found['agent'])}  {found['state']}  {plain(found['reason'] or '')}".rstrip())
+    status = found["status"]
+    return status if status >= 0 else 137 if status == -1 else 128 - status
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends, or Ctrl-C.")
+@click.option("-n", "last", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
+def logs(name: str, follow: bool, last: int | None) -> None:
+    """Show what agent NAME wrote, while it runs or afterwards."""
+
+    async def read() -> None:
+        async with session() as (client, _):
+            tamer = Tamer() if sys.stdout.isatty() else None
+            stream = client.stream(Logs(agent=name, follow=follow, last=last))
+            async for data in stream:
+                _write(tamer.feed(data) if tamer else data)
+            await stream.result()
+
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # leaving a view is no failure
+        asyncio.run(read())
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

@@ -1,45 +1,43 @@
 """How changes are shown: the same letters, marks and next steps wherever agentctl lists them.
 
-In: changes and reports of a workspace; names and contents come from an agent and are shown escaped. Out: lines.
+In: changes and reports of a workspace, as the kernel tells them (maps); names and contents come from an agent and are
+shown escaped. Out: lines.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
 
 import click
 
 from agent_os.cli.output import paint, plain, table
 
-if TYPE_CHECKING:
-    from agent_os.kernel.workspace import Workspace
-    from agent_os.kernel.workspace.changes import Change
-    from agent_os.kernel.workspace.landing import Report
+Entry = Mapping[str, Any]
 
 _LETTERS = {"add": "A", "modify": "M", "delete": "D", "mode": "P", "symlink": "L"}
 _WORDS = {"add": "added", "modify": "modified", "delete": "deleted", "mode": "with a new mode", "symlink": "linked"}
 _COLOURS = {"A": "green", "D": "red", "M": "yellow"}
 
 
-def show(changes: "Iterable[Change]", stream: TextIO | None = None) -> None:
+def show(changes: Iterable[Entry], stream: TextIO | None = None) -> None:
     """One line a change, on stdout unless given."""
     stream = stream or sys.stdout
-    rows = [(_LETTERS[change.kind], change.shown, _size(change), _remark(change)) for change in changes]
+    rows = [(_LETTERS[change["kind"]], change["shown"], _size(change), _remark(change)) for change in changes]
     for line in table(rows).splitlines():
         click.echo(paint(line[0], _COLOURS.get(line[0], "blue"), stream) + line[1:], file=stream)
 
 
-def _size(change: "Change") -> str:
-    if change.kind == "mode":
-        return f"mode {change.mode:o}"
-    return human_size(change.size) if change.type == "file" and change.kind != "delete" else ""
+def _size(change: Entry) -> str:
+    if change["kind"] == "mode":
+        return f"mode {change['mode']:o}"
+    return human_size(change["size"]) if change["type"] == "file" and change["kind"] != "delete" else ""
 
 
-def _remark(change: "Change") -> str:
-    if change.refused:
-        return f"refused: {change.refused}"
-    return "protected" if change.protected else ""
+def _remark(change: Entry) -> str:
+    if change["refused"]:
+        return f"refused: {change['refused']}"
+    return "protected" if change["protected"] else ""
 
 
 def human_size(size: int) -> str:
@@ -54,42 +52,54 @@ def human_size(size: int) -> str:
     return f"{amount / 1000:.1f} PB"
 
 
-def show_patches(workspace: "Workspace", changes: "Iterable[Change]") -> None:
-    for change in changes:
-        text = workspace.patch(change)
+def show_patches(patches: Iterable[str]) -> None:
+    for text in patches:
         for line in text.splitlines():
             colour = {"+": "green", "-": "red", "@": "blue"}.get(line[:1])
             click.echo(paint(line, colour) if colour else line)
 
 
-def count(changes: "list[Change]") -> str:
+def count(changes: Sequence[Entry]) -> str:
     """`3 changes: 2 added, 1 deleted; 1 protected`."""
-    if not changes:
+    kinds = Counter(change["kind"] for change in changes)
+    protected, refused = sum(c["protected"] for c in changes), sum(bool(c["refused"]) for c in changes)
+    return counted({**kinds, "protected": protected, "refused": refused})
+
+
+def counted(numbers: Mapping[str, int]) -> str:
+    """The same from numbers alone."""
+    total = sum(numbers.get(kind, 0) for kind in _WORDS)
+    if not total:
         return "no changes"
-    kinds = Counter(change.kind for change in changes)
-    text = f"{len(changes)} change{'s' if len(changes) > 1 else ''}: "
-    text += ", ".join(f"{kinds[kind]} {word}" for kind, word in _WORDS.items() if kinds[kind])
-    special = {"protected": sum(c.protected for c in changes), "refused": sum(bool(c.refused) for c in changes)}
-    marks = ", ".join(f"{number} {word}" for word, number in special.items() if number)
+    text = f"{total} change{'s' if total > 1 else ''}: "
+    text += ", ".join(f"{numbers[kind]} {word}" for kind, word in _WORDS.items() if numbers.get(kind))
+    marks = ", ".join(f"{numbers[word]} {word}" for word in ("protected", "refused") if numbers.get(word))
     return f"{text}; {marks}" if marks else text
 
 
-def tell(workspace: "Workspace", report: "Report", *, removed: bool) -> None:
+def tell(workspace: Entry, lists: Mapping[str, Sequence[Entry]], *, dry_run: bool = False, removed: bool) -> None:
     """What a commit did, what it left and why, and what to do about that."""
-    did = "would commit" if report.dry_run else "committed"
-    say(f"{did} {count(report.committed)} to {plain(workspace.meta.project)}")
-    for title, left in (("withheld", report.withheld), ("refused", report.refused), ("failed", report.failed)):
-        for change in left:
-            reason = change.refused if title != "withheld" else "executed or read as configuration by tools"
-            say(f"{title}  {change.shown}  {reason}")
-    for conflict in report.conflicts:
-        say(f"conflict  {conflict.change.shown}  {conflict.reason}")
+    name, did = workspace["workspace"], "would commit" if dry_run else "committed"
+    complete = not any(lists.get(left) for left in ("withheld", "refused", "failed", "conflicts"))
+    say(f"{did} {count(lists.get('committed', ()))} to {project(workspace)}")
+    for title in ("withheld", "refused", "failed"):
+        for change in lists.get(title, ()):
+            reason = change["refused"] if title != "withheld" else "executed or read as configuration by tools"
+            say(f"{title}  {change['shown']}  {reason}")
+    for conflict in lists.get("conflicts", ()):
+        say(f"conflict  {conflict['shown']}  {conflict['reason']}")
     if removed:
-        say(f"{workspace.name} is empty now and was removed")
-    elif report.withheld:
-        say(f"next  agentctl diff {workspace.name} --patch   then   agentctl commit {workspace.name} --allow-protected")
-    elif not report.dry_run and not report.complete:
-        say(f"next  agentctl diff {workspace.name} --patch   or   agentctl discard {workspace.name}")
+        say(f"{name} is empty now and was removed")
+    elif lists.get("withheld"):
+        say(f"next  agentctl diff {name} --patch   then   agentctl commit {name} --allow-protected")
+    elif not dry_run and not complete:
+        say(f"next  agentctl diff {name} --patch   or   agentctl discard {name}")
+
+
+def project(workspace: Entry) -> str:
+    from agent_os.abi.text import native
+
+    return plain(native(workspace["project"]))
 
 
 def say(text: str) -> None:

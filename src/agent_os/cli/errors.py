@@ -12,6 +12,7 @@ from agent_os.abi.errors import AgentOSError
 from agent_os.cli.output import plain
 
 EXIT_FAILED = 1
+EXIT_TAMPERED = 10  # a check of integrity failed
 EXIT_NOT_STARTED = 125  # of a verb that otherwise returns the guest's own code
 EXIT_INTERRUPTED = 130
 

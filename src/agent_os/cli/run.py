@@ -1,30 +1,29 @@
-"""`agentctl run`: any command as an isolated agent, in the foreground.
+"""`agentctl run`: any command, or an author's own agent, isolated; in the foreground, or left running.
 
-In: flags and a command. Out: the command's own output and exit code; on stderr, at the end, what was refused and what
-it changed. 125 means we could not start it.
+In: flags and a command, or `FILE.py[:NAME]`. Out: its own output and exit code; on stderr, at the end, what was refused
+and what it changed. 125 means we could not start it.
 """
 
 import asyncio
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
-from agent_os.abi.errors import AgentOSError
-from agent_os.cli import terminal
+from agent_os.abi.errors import EPIPE
 from agent_os.cli.changes import count, say, show, tell
+from agent_os.cli.errors import EXIT_INTERRUPTED
 from agent_os.cli.output import plain
-from agent_os.cli.streams import Streams
-
-if TYPE_CHECKING:
-    from agent_os.kernel.plan import Order
-    from agent_os.kernel.process import Guest, Outcome
 
 _MOST_SHOWN = 20
+_AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
+# Of our environment the kernel gets what planning a run looks at, and nothing that could be a secret.
+_PASSED_ON = re.compile(r"PATH|HOME|LANG|LANGUAGE|TZ|TERM|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|PYENV_VERSION")
+_KILLED = 137
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -56,6 +55,8 @@ _MOST_SHOWN = 20
     "--from", "--restore", "origin", metavar="NAME", help="Start with a copy of the changes kept under this name."
 )
 @click.option("--allow-protected", is_flag=True, help="With --commit: also files that tools execute or obey.")
+@click.option("--name", metavar="NAME", help="What to call it. Default: after the command.")
+@click.option("-d", "--detach", is_flag=True, help="Leave it running; agentctl logs, wait and kill take its name.")
 @click.option("-T", "--no-tty", is_flag=True, help="Plain streams, even if you are at a terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -74,10 +75,12 @@ def run(
     snapshot: str | None,
     origin: str | None,
     allow_protected: bool,
+    name: str | None,
+    detach: bool,
     no_tty: bool,
     quiet: bool,
 ) -> int:
-    """Run COMMAND as an isolated agent.
+    """Run COMMAND, or the @agent function of FILE.py[:NAME], as an isolated agent.
 
     It sees the current directory at its own path, /usr, its own program and nothing else of this machine. Its writes
     stay apart until you commit them; it reaches the network only where --net allows.
@@ -85,167 +88,170 @@ def run(
     \b
       agentctl run -- python my_agent.py
       agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
+      agentctl run my_agent.py:digest
     """
     if sys.platform != "linux":
         raise click.ClickException(
             f"{sys.platform} has no namespaces to isolate an agent with; run Agent OS inside a Linux VM "
             "(for example with Lima: limactl start, then install it there)"
         )
-    from agent_os import daemon  # not before: it needs Linux
-
     if not command:
         raise click.UsageError("no command was given: agentctl run -- python my_agent.py")
     if commit + discard + keep + (snapshot is not None) > 1:
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
-    wanted = daemon.order(
-        command,
-        workspace=workspace,
-        mounts=mounts,
-        net=net,
-        env=env,
-        timeout=timeout,
-        limit=limit,
-        min_isolation=min_isolation,
-        origin=origin,
-        snapshot=snapshot,
-        tty=terminal.size() if terminal.is_interactive() and not no_tty else None,
-    )
+    from agent_os.cli import terminal  # not before: it needs Linux
+
+    authored = _authored(command)
+    interactive = terminal.is_interactive() and not (no_tty or detach or authored)
+    order = {
+        **(authored or {"argv": _portable(command)}),
+        "cwd": _portable([os.getcwd()])[0],
+        "environment": _environment(env),
+        "workspace": None if workspace is None else _portable([workspace])[0],
+        "mounts": _portable(mounts),
+        "net": list(net),
+        "env": _portable(env),
+        "timeout": timeout,
+        "limit": list(limit),
+        "min_isolation": min_isolation or os.environ.get("AGENT_OS_MIN_ISOLATION"),
+        "origin": origin,
+        "snapshot": snapshot,
+        "tty": list(terminal.size()) if interactive else None,
+        "name": name,
+        "after": "commit" if commit else "discard" if discard else "keep",
+        "allow_protected": allow_protected,
+    }
+    return _leave_running(order, quiet) if detach else _follow(order, quiet)
+
+
+def _follow(order: dict[str, Any], quiet: bool) -> int:
+    from agent_os.cli.following import Lost
+    from agent_os.cli.following import run as follow
+
     try:
-        outcome = asyncio.run(_run(wanted))
-    except asyncio.CancelledError:  # interrupted twice before there was a guest
+        outcome = asyncio.run(follow(order, quiet=quiet))
+    except asyncio.CancelledError:  # interrupted twice before there was an agent
         raise click.Abort from None
-    if snapshot:
-        outcome, kept = _name(outcome, snapshot), True
-    else:
-        kept = _settle(outcome, "commit" if commit else "discard" if discard else "keep", allow_protected)
+    except Lost as lost:
+        return _go_on(lost.name, lost.shown) if "file" in order else _killed()
+    except EPIPE:
+        return _killed()
+    finally:
+        _take_no_more_signals()
+    facts = outcome.facts
+    if facts["result"] is not None:
+        _show_result(facts["result"])
+    if facts["note"]:
+        say(plain(_native(facts["note"])))
+    if facts["committed"]:
+        tell(facts["workspace"], outcome.lists, removed=False)
     if not quiet:
-        _summarise(outcome, kept)
-    return outcome.code
+        _summarise(facts, outcome.lists.get("changes", []))
+    return facts["code"]
 
 
-async def _run(wanted: "Order") -> "Outcome":
-    from agent_os import daemon
-
-    interrupts = _Interrupts()
-    if wanted.tty:
-        return await _run_on_terminal(wanted, interrupts)
-    streams = Streams()
-    async with daemon.running(wanted, streams.theirs) as guest:
-        streams.started()
-        interrupts.concern(guest)
-        outcome = await guest.finish()
-        await streams.drain(interrupts.hurry)
-    return outcome
+def _killed() -> int:
+    """The kernel was killed, and no process outlives its kernel."""
+    say("killed: the kernel has ended, and every agent with it")
+    return _KILLED
 
 
-async def _run_on_terminal(wanted: "Order", interrupts: "_Interrupts") -> "Outcome":
-    """The guest has a terminal of its own; ours shows it. There Ctrl-C is a key for the program, until it is pressed
-    again without any reaction."""
-    from agent_os import daemon
+def _go_on(name: str, shown: int) -> int:
+    """An agent that speaks to the kernel has a record, from which it goes on under the next kernel."""
+    from agent_os.cli.following import go_on
 
-    loop = asyncio.get_running_loop()
-    null = os.open(os.devnull, os.O_RDWR)
-    async with daemon.running(wanted, (null, null, null)) as guest:
-        os.close(null)
-        interrupts.concern(guest)
-        assert guest.process.terminal is not None
-        with terminal.raw():
-            link = terminal.Link(guest.process.terminal, lambda: loop.call_soon_threadsafe(interrupts.kill))
-            loop.add_signal_handler(signal.SIGWINCH, link.resize)
-            link.resize()
-            try:
-                return await guest.finish()
-            finally:
-                loop.remove_signal_handler(signal.SIGWINCH)
-                await asyncio.to_thread(link.finish)
-
-
-class _Interrupts:
-    """The first Ctrl-C asks the guest to end, the second kills it. One that comes while the guest is being started is
-    kept for it, because it may be running already; a second one then gives the start up, which leaves nothing."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-        self.hurry = asyncio.Event()  # asked twice
-        self._guest: Guest | None = None
-        self._starting = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
-
-    def concern(self, guest: "Guest") -> None:
-        self._guest = guest
-        edge = "\r" if guest.order.tty else ""  # a raw terminal does not go back to the first column by itself
-        guest.notice = lambda line: say(f"{edge}{guest.name}  {plain(line)}{edge}")
-        if self._asked:
-            guest.stop()
-
-    def _interrupt(self) -> None:
-        self._asked += 1
-        if self._asked > 1:
-            self.hurry.set()
-        if self._guest is None:
-            if self._asked > 1 and self._starting:
-                self._starting.cancel()
-        elif self._asked == 1:
-            self._guest.stop()
-        else:
-            self.kill()
-
-    def kill(self) -> None:
-        if self._guest:
-            self._guest.stop(signal.SIGKILL)
-
-
-def _name(outcome: "Outcome", name: str) -> "Outcome":
-    """Keep the state under the name that was asked for; if somebody took that meanwhile, it stays under its own."""
+    say(f"{name}  the kernel was killed; it is started again, and {name} goes on from its record")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return replace(outcome, workspace=outcome.workspace and outcome.workspace.keep_as(name))
-    except AgentOSError as error:
-        say(f"the state is kept as {outcome.name}, because {plain(error.reason)}")
-        return outcome
+        ended = asyncio.run(go_on(name, shown))
+    except KeyboardInterrupt:
+        say(f"{name}  runs on   agentctl logs -f {name}   agentctl kill {name}")
+        return EXIT_INTERRUPTED
+    if ended["result"] is not None:
+        _show_result(ended["result"])
+    why = f": {plain(ended['reason'])}" if ended["reason"] else ""
+    say(f"{name}  {ended['state']}{why}   agentctl diff {name} shows what it changed")
+    code = ended["status"]
+    return code if 0 <= code < 256 else _KILLED
 
 
-def _settle(outcome: "Outcome", after: str, allow_protected: bool) -> bool:
-    """Do with the changes what was asked; whether a workspace is left to decide about."""
-    workspace = outcome.workspace
-    if workspace is None:
-        return False
-    if not outcome.changes:
-        after = "discard"
-    elif after == "commit" and outcome.code:
-        say(f"nothing was committed, because it ended {outcome.code}")
-    elif after == "commit":
-        report = workspace.commit(allow_protected=allow_protected)
-        tell(workspace, report, removed=False)
-        after = "discard" if report.complete else "told"
-    if after == "discard":
-        workspace.discard()
-    return after in ("keep", "commit")
+def _show_result(result: Any) -> None:
+    """What an agent returned: text as it is, made harmless; anything else as JSON."""
+    import json
+
+    text = result if isinstance(result, str) else json.dumps(result, default=repr)
+    click.echo("\n".join(map(plain, text.splitlines())))
 
 
-def _summarise(outcome: "Outcome", kept: bool) -> None:
-    memory, disk = outcome.limits.memory_mb or 0, outcome.limits.disk_mb
+def _take_no_more_signals() -> None:
+    """It is over; what is left is to say so, and the code that we end with is the agent's."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _leave_running(order: dict[str, Any], quiet: bool) -> int:
+    from agent_os.cli.following import detached
+
+    started = asyncio.run(detached(order))
+    name = started["name"]
+    click.echo(name)
+    if not quiet:
+        say(f"next  agentctl logs -f {name}   agentctl wait {name}   agentctl kill {name}")
+    return 0
+
+
+def _authored(command: Sequence[str]) -> dict[str, Any] | None:
+    """`FILE.py[:NAME]`, if that is what was written: an agent of somebody who wrote it for us."""
+    named = _AUTHORED.fullmatch(command[0])
+    if not named or not os.path.isfile(named["file"]):
+        return None
+    from agent_os.cli.interpreter import authors_python
+
+    file, python = os.path.abspath(named["file"]), authors_python()
+    words = {"argv": _portable(command[1:]), "function": named["function"] or ""}
+    return {**words, "file": _portable([file])[0], "python": _portable([python])[0]}
+
+
+def _environment(env: Sequence[str]) -> dict[str, str | bytes]:
+    """What the kernel may look at: where programs are, the language, and what --env passes on by name."""
+    wanted = {item for item in env if "=" not in item}
+    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name) or name in wanted}
+    return dict(zip(found, _portable(found.values()), strict=True))
+
+
+def _portable(words: Iterable[str]) -> list[str | bytes]:
+    from agent_os.abi.text import portable
+
+    return [portable(word) for word in words]
+
+
+def _native(value: str | bytes) -> str:
+    return os.fsdecode(value)
+
+
+def _summarise(facts: dict[str, Any], changes: list[dict[str, Any]]) -> None:
+    limits, name = facts["limits"], facts["name"]
+    memory, disk, tmp = limits["memory_mb"] or 0, limits["disk_mb"], limits["tmp_mb"]
     endings = {
-        "exited": f"ended {outcome.code}",
+        "exited": f"ended {facts['code']}",
         "timeout": "killed by its --timeout",
         "interrupted": "stopped by you",
         "killed": "killed by agentctl kill",
         "disk": f"killed: its workspace outgrew its disk limit of {disk} MB (more: --limit disk_mb={2 * disk})",
+        "tmp": f"killed: its /tmp outgrew its limit of {tmp} MB (more: --limit tmp_mb={2 * tmp})",
         "memory": f"killed: it used more than its memory limit of {memory} MB (more: --limit memory_mb={2 * memory})",
         "launcher": "killed: the launcher ended",
     }
-    say(f"{outcome.name}  {endings[outcome.ending]} after {outcome.seconds:.1f} s  isolation {outcome.level}")
-    for note in outcome.notes:
-        say(f"note  {plain(note)}")
-    for refusal in outcome.refusals:
-        allow = f"   allow: {refusal.allow}" if refusal.allow else ""
-        say(f"refused  {plain(refusal.what)}  {refusal.times}×{allow}")
-    if kept:
-        name = outcome.workspace.name if outcome.workspace else outcome.name
-        hidden = len(outcome.changes) - _MOST_SHOWN
-        show(outcome.changes[:_MOST_SHOWN], sys.stderr)
-        say(count(list(outcome.changes)) + (f" ({hidden} not shown here)" if hidden > 0 else ""))
-        again = (
-            f"   agentctl run --restore {name} -- CMD" if outcome.workspace and outcome.workspace.meta.snapshot else ""
-        )
-        say(f"next  agentctl diff --patch {name}   agentctl commit {name}   agentctl discard {name}{again}")
+    say(f"{name}  {endings[facts['ending']]} after {facts['seconds']:.1f} s  isolation {facts['level']}")
+    for note in facts["notes"]:
+        say(f"note  {plain(_native(note))}")
+    for what, times, allowing in facts["refusals"]:
+        allow = f"   allow: {allowing}" if allowing else ""
+        say(f"refused  {plain(_native(what))}  {times}×{allow}")
+    if facts["kept"]:
+        kept = facts["workspace"]["workspace"]
+        hidden = len(changes) - _MOST_SHOWN
+        show(changes[:_MOST_SHOWN], sys.stderr)
+        say(count(changes) + (f" ({hidden} not shown here)" if hidden > 0 else ""))
+        again = f"   agentctl run --restore {kept} -- CMD" if facts["workspace"]["snapshot"] else ""
+        say(f"next  agentctl diff --patch {kept}   agentctl commit {kept}   agentctl discard {kept}{again}")

@@ -1,89 +1,82 @@
-"""A guest's three streams: pipes of our own between it and whatever the operator connected.
+"""Our end of an agent's three streams: the operator's input on its way in, its output on its way out.
 
-Always our pipes, never the operator's descriptors: a file would show a host path, a terminal could be steered. Text
-that goes to a terminal keeps its colours and loses every other escape sequence.
+Threads do the reading and writing, because a terminal or a pipe may keep us waiting for ever; they are daemons, so they
+keep nobody from ending. Text that goes to a terminal keeps its colours and loses every other escape sequence.
 """
 
 import asyncio
 import contextlib
 import os
-import sys
+import queue
 import threading
 from collections.abc import Callable
 
 from agent_os.cli.tamer import Tamer
+from agent_os.client.wire import Stream
 
 _CHUNK = 65536
 
 
-class Streams:
-    """`theirs` goes to the guest; call `started` once it has it, and `drain` after its end."""
+class Feed:
+    """The operator's input, until either side ends."""
 
-    def __init__(self) -> None:
-        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-        self.theirs = (stdin[0], stdout[1], stderr[1])
-        threading.Thread(target=_feed, args=(0, stdin[1]), daemon=True).start()
-        self._pumps = [_pump(stdout[0], sys.stdout.fileno()), _pump(stderr[0], sys.stderr.fileno())]
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._loop = stream, asyncio.get_running_loop()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def started(self) -> None:
-        """Our copies of the guest's ends must go, or its end would never be the end of the stream."""
-        for fd in self.theirs:
-            os.close(fd)
-
-    async def drain(self, hurry: asyncio.Event) -> None:
-        """Everything the guest wrote is out when this returns, unless somebody is in a hurry: whoever should read it
-        may never do so."""
-        loop = asyncio.get_running_loop()
-        out = asyncio.Event()
-
-        def wait() -> None:
-            for pump in self._pumps:
-                pump.join()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(out.set)
-
-        threading.Thread(target=wait, daemon=True).start()
-        waiting = [asyncio.create_task(event.wait()) for event in (out, hurry)]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
+    def _read(self) -> None:
+        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # the loop is closed: nobody wants more
+            try:
+                while data := os.read(0, _CHUNK):
+                    asyncio.run_coroutine_threadsafe(self._stream.send(data), self._loop).result()
+            except OSError:
+                pass  # no stdin at all: the same as an empty one
+            asyncio.run_coroutine_threadsafe(self._stream.send(["close", 0], urgent=True), self._loop).result()
 
 
-def _feed(source: int, target: int) -> None:
-    """The operator's input, until either side ends. May stay blocked on a terminal: the thread is a daemon."""
-    try:
-        while data := os.read(source, _CHUNK):
-            _write_all(target, data)
-    except OSError:
-        pass  # no stdin at all, or the guest no longer reads: both are the end of input
-    finally:
-        os.close(target)
+class Drain:
+    """One output. Bytes go in as they come; `written` tells how many are out, so that more may come."""
 
+    def __init__(self, target: int, tamer: Tamer | None, written: Callable[[int], None], lost: Callable[[], None]):
+        """`lost`: nobody reads it any more. Both are called on the loop."""
+        self._target, self._tamer = target, tamer
+        self._written, self._lost = written, lost
+        self._loop = asyncio.get_running_loop()
+        self._waiting: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._out = asyncio.Event()
+        threading.Thread(target=self._write, daemon=True).start()
 
-def _pump(source: int, target: int) -> threading.Thread:
-    thread = threading.Thread(target=_carry, args=(source, target), daemon=True)
-    thread.start()
-    return thread
+    def put(self, data: bytes, size: int) -> None:
+        self._waiting.put((data, size))
 
+    async def finish(self) -> None:
+        """Everything is out when this returns, or can be no more."""
+        self._waiting.put(None)
+        await self._out.wait()
 
-def _carry(source: int, target: int) -> None:
-    tamer = Tamer() if os.isatty(target) else None
-    change: Callable[[bytes], bytes] = tamer.feed if tamer else bytes
-    try:
-        while data := os.read(source, _CHUNK):
-            _write_all(target, change(data))
-        if tamer:
-            _write_all(target, tamer.end())
-    except BrokenPipeError:
-        pass  # whoever read our output is gone; closing the pipe tells the guest
-    except OSError as problem:  # a full disk, a terminal that hung up: the same for the guest, but no silent loss
-        with contextlib.suppress(OSError):
-            os.write(2, f"agentctl: its output could not be written: {problem.strerror}\n".encode())
-    finally:
-        os.close(source)
+    def _write(self) -> None:
+        broken = False
+        while item := self._waiting.get():
+            broken = broken or not self._try(self._tamer.feed(item[0]) if self._tamer else item[0])
+            self._tell(self._written, item[1])
+        if self._tamer and not broken:
+            self._try(self._tamer.end())
+        self._tell(self._out.set)
 
+    def _try(self, data: bytes) -> bool:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._target, view) :]
+            return True
+        except BrokenPipeError:
+            pass  # whoever read our output is gone; the agent is told
+        except OSError as problem:  # a full disk, a terminal that hung up: the same for the agent, but no silent loss
+            with contextlib.suppress(OSError):
+                os.write(2, f"agentctl: its output could not be written: {problem.strerror}\n".encode())
+        self._tell(self._lost)
+        return False
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    def _tell(self, what: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(what, *arguments)

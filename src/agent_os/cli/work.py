@@ -5,27 +5,81 @@ All deciding is the kernel's; names and contents come from an agent and are show
 """
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from agent_os import daemon
 from agent_os.abi.errors import EINVAL
-from agent_os.cli.changes import count, say, show, show_patches, tell
+from agent_os.abi.syscalls import Snapshot, Work
+from agent_os.abi.text import native, portable
+from agent_os.cli.changes import count, counted, project, say, show, show_patches, tell
 from agent_os.cli.output import age, output_option, plain, print_json, table
-
-if TYPE_CHECKING:
-    from agent_os.kernel.workspace import Workspace
-    from agent_os.kernel.workspace.changes import Change
-    from agent_os.kernel.workspace.landing import Report
+from agent_os.client.start import session
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
 _PROGRESS_S = 5
+_REPORTED = ("committed", "withheld", "refused", "failed")
+
+Entry = dict[str, Any]
+
+
+@dataclass
+class Answer:
+    """What the kernel said of a workspace: facts, and lists of entries."""
+
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    lists: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
+    patches: dict[int, str] = field(default_factory=dict[int, str])  # by the number of their change
+
+    @property
+    def name(self) -> str:
+        return self.facts["workspace"]
+
+    def about(self) -> dict[str, Any]:
+        return {"workspace": self.name, "mode": self.facts["mode"], "project": native(self.facts["project"])}
+
+
+def ask(do: Any, name: str | None = None, **fields: Any) -> Answer:
+    """One operation on kept work: of that name, or the latest one of this directory."""
+    here = "" if name else portable(os.getcwd())
+    request = Work(do=do, name=name or "", directory=here, **fields)
+
+    async def asked() -> Answer:
+        answer = Answer()
+        async with session() as (client, _):
+            stream = client.stream(request)
+            progress = _Progress()
+            async for chunk in stream:
+                match chunk:
+                    case ["patch", int(index), str(text)]:
+                        answer.patches[index] = answer.patches.get(index, "") + text
+                    case ["progress", int(number)]:
+                        progress.tell(number)
+                    case [str(what), list(entries)]:
+                        answer.lists.setdefault(what, []).extend(entries)  # pyright: ignore[reportUnknownArgumentType]
+                    case _:
+                        pass
+            answer.facts = await stream.result()
+        return answer
+
+    return asyncio.run(asked())
+
+
+class _Progress:
+    """A line on stderr every few seconds of a long commit."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def tell(self, written: int) -> None:
+        if time.monotonic() - self._last >= _PROGRESS_S:
+            self._last = time.monotonic()
+            say(f"committed {written:,} entries so far")
 
 
 @click.command()
@@ -37,19 +91,22 @@ def diff(name: str | None, patch: bool, as_json: bool) -> None:
 
     NAME is the latest workspace of the current directory unless given.
     """
-    workspace = _find(name)
-    changes = workspace.diff()
+    found = ask("diff", name, patch=patch)
+    changes = found.lists.get("changes", [])
     if as_json:
-        entries = [_entry(change) | ({"patch": workspace.patch(change)} if patch else {}) for change in changes]
-        print_json({**_about(workspace), "running": workspace.running, "changes": entries})
+        entries = [
+            _entry(change) | ({"patch": found.patches.get(index, "")} if patch else {})
+            for index, change in enumerate(changes)
+        ]
+        print_json({**found.about(), "running": found.facts["running"], "changes": entries})
         return
-    say(f"{workspace.name}  {workspace.meta.mode} of {plain(workspace.meta.project)}")
+    say(f"{found.name}  {found.facts['mode']} of {project(found.facts)}")
     show(changes)
     if patch:
-        show_patches(workspace, changes)
+        show_patches(found.patches[index] for index in sorted(found.patches))
     say(count(changes))
-    if changes and not workspace.running:
-        say(f"next  agentctl commit {workspace.name}   or   agentctl discard {workspace.name}")
+    if changes and not found.facts["running"]:
+        say(f"next  agentctl commit {found.name}   or   agentctl discard {found.name}")
 
 
 @click.command()
@@ -67,22 +124,18 @@ def commit(
     NAME is the latest workspace of the current directory unless given. Protected files need --allow-protected, or a
     person's yes to that very change. Ends with 9 when the project changed in the same places.
     """
-    workspace = _find(name)
-    report = workspace.commit(
-        allow_protected=allow_protected, paths=only or None, dry_run=dry_run, progress=_progress()
-    )
-    if report.withheld and not (yes or dry_run or as_json) and _interactive():
-        report = _ask_for_protected(workspace, report, only)
-    if report.complete and not only:
-        workspace.discard()
+    paths = [portable(path) for path in only]
+    report = ask("commit", name, allow_protected=allow_protected, paths=paths, dry_run=dry_run)
+    if report.lists.get("withheld") and not (yes or dry_run or as_json) and _interactive():
+        report = _ask_for_protected(report, paths)
     if as_json:
-        print_json({**_about(workspace), **_result(report)})
+        print_json({**report.about(), **_result(report)})
     else:
-        show(report.committed)
-        tell(workspace, report, removed=report.complete and not only)
-    if report.conflicts:
+        show(report.lists.get("committed", ()))
+        tell(report.facts, report.lists, dry_run=dry_run, removed=report.facts["removed"])
+    if report.lists.get("conflicts"):
         return EXIT_CONFLICT
-    return EXIT_FAILED if report.failed else 0
+    return EXIT_FAILED if report.lists.get("failed") else 0
 
 
 @click.command()
@@ -94,22 +147,22 @@ def discard(name: str | None, yes: bool, as_json: bool) -> None:
 
     NAME is the latest workspace of the current directory unless given. The project itself was never touched.
     """
-    workspace = _find(name)
-    changes = workspace.diff()
+    found = ask("diff", name)
+    changes = found.lists.get("changes", [])
     if changes and not yes:
         if not _interactive():
             raise EINVAL(
                 "confirm",
-                f"{workspace.name} holds {count(changes)}, which would be lost",
-                hint=f"agentctl discard {workspace.name} --yes",
+                f"{found.name} holds {count(changes)}, which would be lost",
+                hint=f"agentctl discard {found.name} --yes",
             )
         show(changes)
-        click.confirm(f"Throw away {count(changes)} of {workspace.name}?", abort=True, err=True)
-    workspace.discard()
+        click.confirm(f"Throw away {count(changes)} of {found.name}?", abort=True, err=True)
+    ask("discard", found.name)
     if as_json:
-        print_json({**_about(workspace), "discarded": len(changes)})
+        print_json({**found.about(), "discarded": len(changes)})
     else:
-        say(f"discarded {workspace.name}: {count(changes)}")
+        say(f"discarded {found.name}: {count(changes)}")
 
 
 @click.command()
@@ -130,96 +183,70 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     if as_name is None:
         raise click.UsageError("a snapshot needs a name: agentctl snapshot NAME AS")
-    kept = asyncio.run(daemon.snapshot(name, as_name))
-    changes = kept.diff()
+    facts = asyncio.run(_take(name, as_name))
+    kept, counts = facts["workspace"], facts["counts"]
     if as_json:
-        print_json({**_about(kept), "of": name, "changes": len(changes)})
+        about = Answer(facts).about()
+        print_json({**about, "of": name, "changes": sum(counts.values()) - counts["protected"] - counts["refused"]})
         return
-    say(f"kept {plain(name)} as {kept.name}: {count(changes)}")
-    say(f"next  agentctl run --restore {kept.name} -- CMD   agentctl diff {kept.name}   agentctl commit {kept.name}")
+    say(f"kept {plain(name)} as {kept}: {counted(counts)}")
+    say(f"next  agentctl run --restore {kept} -- CMD   agentctl diff {kept}   agentctl commit {kept}")
+
+
+async def _take(name: str, as_name: str) -> dict[str, Any]:
+    async with session() as (client, _):
+        return await client.call(Snapshot(agent=name, name=as_name))
 
 
 def _list_kept(as_json: bool) -> None:
-    kept = daemon.workspaces().list()
+    kept = ask("list").lists.get("states", [])
     if as_json:
-        print_json({"kept": [{**_about(one), "kind": _kind(one), "created": one.meta.born / 1e9} for one in kept]})
+        told = [{**Answer(one).about(), "kind": one["kind"], "created": one["created"]} for one in kept]
+        print_json({"kept": told})
         return
     if not kept:
         say("nothing is kept: agentctl run --snapshot NAME -- CMD keeps what it changes")
         return
-    rows = [(one.name, _kind(one), age(time.time() - one.meta.born / 1e9), one.meta.project) for one in kept]
+    now = time.time()
+    rows = [(one["workspace"], one["kind"], age(now - one["created"]), native(one["project"])) for one in kept]
     click.echo(table(rows, ("NAME", "KIND", "AGE", "PROJECT")))
-
-
-def _kind(workspace: "Workspace") -> str:
-    return "snapshot" if workspace.meta.snapshot else "running" if workspace.running else "ended"
-
-
-def _find(name: str | None) -> "Workspace":
-    workspaces = daemon.workspaces()
-    return workspaces.open(name) if name else workspaces.latest(Path.cwd())
 
 
 def _interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask_for_protected(workspace: "Workspace", report: "Report", only: tuple[str, ...]) -> "Report":
+def _ask_for_protected(report: Answer, paths: list[str | bytes]) -> Answer:
     """Ordinary changes have landed; what is left is shown in full, and only exactly that is committed on a yes."""
-    shown = workspace.diff()
-    expected = daemon.digest(shown)
-    withheld = [change for change in shown if change.protected]
+    shown = ask("diff", report.name, patch=True)
+    changes = shown.lists.get("changes", [])
+    withheld = [index for index, change in enumerate(changes) if change["protected"]]
     say("These files are executed or read as configuration by tools:")
-    show(withheld)
-    show_patches(workspace, withheld)
+    show(changes[index] for index in withheld)
+    show_patches(shown.patches.get(index, "") for index in withheld)
     if not click.confirm("Commit them too?", default=False, err=True):
         return report
-    more = workspace.commit(allow_protected=True, paths=only or None, expect=expected)
-    more.committed[:0] = report.committed
+    more = ask("commit", report.name, allow_protected=True, paths=paths, digest=shown.facts["digest"])
+    more.lists["committed"] = report.lists.get("committed", []) + more.lists.get("committed", [])
     return more
 
 
-def _progress() -> "Callable[[Change], None]":
-    """A line on stderr every few seconds of a long commit."""
-    last, written = time.monotonic(), 0
-
-    def step(_change: "Change") -> None:
-        nonlocal last, written
-        written += 1
-        if time.monotonic() - last >= _PROGRESS_S:
-            last = time.monotonic()
-            say(f"committed {written:,} entries so far")
-
-    return step
-
-
-def _about(workspace: "Workspace") -> dict[str, Any]:
-    return {"workspace": workspace.name, "mode": workspace.meta.mode, "project": workspace.meta.project}
-
-
-def _result(report: "Report") -> dict[str, Any]:
+def _result(report: Answer) -> dict[str, Any]:
     return {
-        "dry_run": report.dry_run,
-        "complete": report.complete,
-        "committed": [_entry(change) for change in report.committed],
-        "withheld": [_entry(change) for change in report.withheld],
-        "refused": [_entry(change) for change in report.refused],
-        "failed": [_entry(change) for change in report.failed],
+        "dry_run": report.facts["dry_run"],
+        "complete": report.facts["complete"],
+        **{title: [_entry(change) for change in report.lists.get(title, ())] for title in _REPORTED},
         "conflicts": [
-            {**_entry(found.change), "code": found.code, "reason": found.reason} for found in report.conflicts
+            {**_entry(found), "code": found["code"], "reason": found["reason"]}
+            for found in report.lists.get("conflicts", ())
         ],
     }
 
 
-def _entry(change: "Change") -> dict[str, Any]:
-    return {
-        "path": change.path,
-        "kind": change.kind,
-        "type": change.type,
-        "size": change.size,
-        "mode": None if change.mode is None else f"{change.mode:04o}",
-        "sha256_old": change.sha256_old,
-        "sha256_new": change.sha256_new,
-        "protected": change.protected,
-        "refused": change.refused,
-    }
+def _entry(change: Entry) -> Entry:
+    """As programs get it: without what is for people."""
+    mode = None if change["mode"] is None else f"{change['mode']:04o}"
+    return {key: change[key] for key in _SHOWN} | {"path": native(change["path"]), "mode": mode}
+
+
+_SHOWN = ("path", "kind", "type", "size", "mode", "sha256_old", "sha256_new", "protected", "refused")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agent_os.kernel.egress import Connection, Egress
 from agent_os.kernel.egress.addresses import parse_grant
+from agent_os.kernel.journal import Journal
 from agent_os.kernel.plan import Host, Order
 from agent_os.kernel.process import start
 from agent_os.kernel.records import Records
@@ -27,24 +28,22 @@ from agent_os.sandbox.spec import LEVELS
 _LOW_DISK_MB = 1024
 
 
-async def workspace(host: Host) -> Check:
+async def workspace(host: Host, journal: Journal) -> Check:
     """Run a real guest over a scratch project, and see whether its writes stay apart."""
     with tempfile.TemporaryDirectory(prefix="agent-os-doctor-") as scratch:
         project, state = Path(scratch, "project").resolve(), Path(scratch, "state").resolve()
         project.mkdir()
         state.mkdir()
         (project / "kept").write_text("as it was")
-        records = Records(state / "record.jsonl")
         launcher = await Launcher.start()
         null = os.open(os.devnull, os.O_RDWR)
         try:
             order = Order(("/bin/sh", "-c", "echo changed > kept; echo new > made"), project, project)
-            guest = await start(order, (null, null, null), Host(state, host.home, host.env), launcher, records)
+            guest = await start(order, (null, null, null), Host(state, host.home, host.env), launcher, Records(journal))
             outcome = await guest.finish()
         finally:
             os.close(null)
             await launcher.close()
-            records.close()
         touched = (project / "kept").read_text() != "as it was" or (project / "made").exists()
         assert outcome.workspace
         mode = outcome.workspace.meta.mode

@@ -4,8 +4,10 @@ Reads the file system; starts, mounts and records nothing.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,7 @@ from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits,
 from agent_os.sandbox.spec import Workspace as WorkspaceSpec
 
 Mode = Literal["overlay", "bind", "tmpfs"]
+_NO_SCRIPT = re.compile(r"-[A-Za-z]*[cm]")  # -c, -Ic, -lc, -m: what follows is no file
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Order:
     origin: Workspace | None = None  # the state its overlay begins with
     snapshot: str | None = None  # what to call the state it ends with
     tty: tuple[int, int] | None = None  # rows and columns of a terminal of its own, in place of the streams
+    socket: bool = False  # it speaks to the kernel, on descriptor 3
+    shown: tuple[Path, ...] = ()  # more of the host that it needs, read-only
+    again: bool = False  # it has run before: if its workspace is there, it goes on with that
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ def loopback_doors(grants: Sequence[Grant]) -> list[tuple[Address, int]]:
 def title(argv: Sequence[str]) -> str:
     """What to call a run: the program, or the script that an interpreter was asked to run."""
     words = [word for word in argv if not word.startswith("-")]
-    if len(words) > 1 and guest.INTERPRETERS.match(Path(words[0]).name) and "-c" not in argv and "-m" not in argv:
+    inline = any(map(_NO_SCRIPT.fullmatch, takewhile(lambda word: word.startswith("-"), argv[1:])))
+    if len(words) > 1 and guest.INTERPRETERS.match(Path(words[0]).name) and not inline:
         return words[1]
     return words[0] if words else ""
 
@@ -90,7 +97,8 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         visible=[Path("/usr"), *([order.project] if order.project else []), *own_place],
         private=[host.state],
     )
-    shown = [guest.Mount(prefix, str(prefix), rw=False) for prefix in program.prefixes] + list(order.mounts)
+    needed = [path for path in order.shown if not any(path.is_relative_to(prefix) for prefix in program.prefixes)]
+    shown = [guest.Mount(path, str(path), rw=False) for path in (*program.prefixes, *needed)] + list(order.mounts)
     paths = {f"bind{i}": mount.source for i, mount in enumerate(shown)}
     places = [(mount.source, mount.at) for mount in shown]
     if order.project:
@@ -100,9 +108,11 @@ def plan(order: Order, name: str, host: Host) -> Plan:
     env = guest.environment(
         host_env=host.env, extra=order.env, path=program.path, proxy=True, workspace=inside, program=program
     )
+    if order.socket:
+        env["AGENT_OS_FD"] = "3"
     spec = SpawnSpec(
         spawn_id=name,
-        kind="guest",
+        kind="native" if order.socket else "guest",
         isolation="exec",
         argv=list(program.argv),
         env=env,

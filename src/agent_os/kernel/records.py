@@ -1,54 +1,64 @@
-"""The record of what was decided and done: one JSON object a line, appended, never rewritten.
+"""What happens to an agent's process, as entries of the journal.
 
-What is about to happen is written and synced before it happens (`before`); what happened is written after (`after`).
-If it cannot be written, the error says so and the thing does not happen.
+In: an agent, an event and its facts. Out: one entry each, whose body is a map with the event's name. What is about to
+happen is on disk before it happens (`before`); what happened is written after (`after`). If it cannot be written, the
+journal's error says so and the thing does not happen.
 """
 
-import errno
-import json
-import os
-import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from agent_os.abi.errors import EACCES, ENOSPC, AgentOSError
+from agent_os.abi import frames
+from agent_os.abi.entries import Kind, Verdict
+from agent_os.abi.text import portable
+from agent_os.drivers.store import Put
+from agent_os.kernel.journal import Draft, Journal
+from agent_os.kernel.table import NAMESPACE
 
-_ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
+_KINDS = {
+    "spawn": Kind.SPAWN,
+    "spawned": Kind.STATE,
+    "no overlay": Kind.CHANGE,
+    "refused": Kind.DECISION,
+    "connect": Kind.CONNECT,
+    "snapshot": Kind.CHECKPOINT,
+    "exit": Kind.STATE,  # of the process; the end of the agent is the table's to tell
+}  # everything else that is done to a process is a signal: kill, stop, disk, tmp
 
 
+@dataclass(frozen=True)
 class Records:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as problem:
-            raise self._explained(problem) from problem
+    """The record of one incarnation. `isolation` is known once it runs."""
 
-    def before(self, agent: str, event: str, **facts: object) -> None:
+    journal: Journal
+    incarnation: int = 0
+    with_spawn: Sequence[Put] = ()  # what the store must hold from the moment that it is to be started
+
+    async def before(self, agent: str, event: str, /, **facts: object) -> None:
         """An intent: on disk when this returns."""
-        self._append(agent, event, facts)
-        try:
-            os.fdatasync(self._fd)
-        except OSError as problem:
-            raise self._explained(problem) from problem
+        puts = self.with_spawn if event == "spawn" else ()
+        await self.journal.record(self._draft(agent, event, facts), sync=True, puts=puts)
 
-    def after(self, agent: str, event: str, **facts: object) -> None:
-        self._append(agent, event, facts)
+    def after(self, agent: str, event: str, /, **facts: object) -> None:
+        self.journal.put(self._draft(agent, event, facts), sync=False)
 
-    def _append(self, agent: str, event: str, facts: dict[str, object]) -> None:
-        entry = {"time": round(time.time(), 6), "agent": agent, "event": event, **facts}
-        line = json.dumps(entry, default=str).encode() + b"\n"
-        try:
-            written = os.write(self._fd, line)  # one write keeps the entries of several kernels apart
-        except OSError as problem:
-            raise self._explained(problem) from problem
-        if written != len(line):
-            raise self._explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    def _draft(self, agent: str, event: str, facts: Mapping[str, object]) -> Draft:
+        body = frames.encode_body({"event": event, **_plain(facts)})
+        draft = Draft(f"{NAMESPACE}/{agent}", _KINDS.get(event, Kind.SIGNAL), self.incarnation, body=body)
+        verdict = facts.get("verdict")
+        if verdict is not None or event == "refused":
+            draft.verdict = Verdict.ALLOW if verdict == "allow" else Verdict.REFUSE
+        draft.isolation = str(facts.get("level", ""))
+        return draft
 
-    def _explained(self, problem: OSError) -> AgentOSError:
-        reason = f"the record {self._path} cannot be written: {problem.strerror}; nothing runs unrecorded"
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            return ENOSPC("record.full", reason, hint=f"free some room, or: {_ELSEWHERE}")
-        return EACCES("record.unwritable", reason, hint=_ELSEWHERE)
 
-    def close(self) -> None:
-        os.close(self._fd)
+def _plain(value: Any) -> Any:
+    """Facts as msgpack holds them."""
+    if isinstance(value, str):
+        return portable(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return value if value is None or isinstance(value, int | float | bytes) else str(value)

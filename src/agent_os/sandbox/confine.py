@@ -1,9 +1,12 @@
-"""What a freshly forked child does to itself before any foreign code runs: steps C1–C16, in exactly this order.
+"""What a forked child does to itself before any foreign code runs: steps C1–C16, in the order of `AHEAD` and `STEPS`.
 
-Goes in: a SpawnSpec and descriptors. Comes out: a `ready` record on the status socket, then the agent; or a `failed`
-record naming the step, and exit 125. Irreversible by design: each step takes away what an earlier one needed.
+Goes in: an order, which is a SpawnSpec and descriptors. Comes out: a `ready` record on the status socket, then the
+agent; or a `failed` record naming the step, and exit 125. Irreversible by design: each step takes away what an earlier
+one needed. C1, C2 and C4 (`AHEAD`) are the same for every agent and need no order: a child that the launcher made in a
+quiet moment has taken them when its order comes, and knows nothing of any agent until then.
 """
 
+import array
 import errno
 import fcntl
 import gc
@@ -18,18 +21,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from agent_os.sandbox import guest_init, landlock, limits, root, seccomp, syscalls
-from agent_os.sandbox.spec import LEVELS, PROXY_PORT, SpawnSpec
+from agent_os.sandbox.spec import LEVELS, MAX_BYTES, MAX_DESCRIPTORS, PROXY_PORT, SpawnSpec, decode, encode
 
 AGENT_UID = 1000  # what an agent sees as its own
+SPARE = "agent-os-spare"  # the name, as `ps` shows it, of a child that waits for its order
 _STATUS, _WORKSPACE = 4, 5
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441  # unlock a terminal; open its agent's end without walking a path
-_ISOLATED = (
-    syscalls.CLONE_NEWNS
-    | syscalls.CLONE_NEWIPC
-    | syscalls.CLONE_NEWUTS
-    | syscalls.CLONE_NEWCGROUP
-    | syscalls.CLONE_NEWNET
-)
+_ISOLATED = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET
+_SAMPLE = encode(SpawnSpec("", argv=["-"]))
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,10 @@ class Setup:
 @dataclass
 class Child:
     setup: Setup
-    spec: SpawnSpec
-    fds: dict[str, int]  # by the names of spec.descriptors
+    orders: socket.socket  # where its order comes from
+    view: root.Root = field(init=False)  # from C4 on
+    spec: SpawnSpec = field(init=False)  # from its order on
+    fds: dict[str, int] = field(default_factory=dict[str, int])  # by the names of spec.descriptors
     layers: set[str] = field(default_factory=set[str])
     workspace: int = -1
     listeners: list[int] = field(default_factory=list[int])
@@ -63,18 +64,21 @@ class Child:
         return True
 
 
-def confine_and_run(child: Child) -> int:
-    """Take every step, report, run. Returns the exit code of the agent, or 125."""
-    step = "start"
+def be_agent(setup: Setup, orders: socket.socket, ahead: bool) -> int:
+    """Prepare, wait for the order, take every other step, report, run. Returns the exit code of the agent, or 125."""
+    syscalls.prctl(syscalls.PR_SET_NAME, SPARE.encode())
+    child = Child(setup, orders)
+    failed = _take(child, AHEAD)
+    if ahead:
+        rehearse(child)
     try:
-        for step, take in STEPS:
-            if step == child.setup.fail_at:
-                raise OSError(errno.EIO, "failpoint")
-            take(child)
-    except Exception as problem:  # whatever goes wrong before `ready`, the kernel must hear of it
-        code = problem.errno if isinstance(problem, OSError) else None
-        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        _report(child, {"failed": {"step": step, "errno": code or 0, "why": why}})
+        if not receive_order(child):
+            return 0  # the launcher has ended
+    except ValueError as problem:
+        failed = {"step": "spec", "errno": 0, "why": str(problem)}
+    failed = failed or _take(child, STEPS)
+    if failed:
+        _report(child, {"failed": failed})
         return guest_init.COULD_NOT_START
     status = socket.socket(fileno=_STATUS)
     spec = child.spec
@@ -83,6 +87,41 @@ def confine_and_run(child: Child) -> int:
         return child.setup.run_native(spec.argv)
     keep_socket = spec.env.get("AGENT_OS_FD") == "3"
     return guest_init.run(spec.argv, spec.env, status, keep_agent_socket=keep_socket, terminal=spec.tty is not None)
+
+
+def _take(child: Child, steps: "Steps") -> dict[str, object] | None:
+    """None, or which step failed and why: whatever goes wrong before `ready`, the kernel must hear of it."""
+    step = "start"
+    try:
+        for step, take in steps:
+            if step == child.setup.fail_at:
+                raise OSError(errno.EIO, "failpoint")
+            take(child)
+    except Exception as problem:
+        code = problem.errno if isinstance(problem, OSError) else None
+        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        return {"step": step, "errno": code or 0, "why": why}
+    return None
+
+
+def rehearse(child: Child) -> None:
+    """Touch what the order will need: pages are copied on their first use, and here nobody waits for it yet."""
+    json.dumps({"ready": {"level": level(child.layers), "layers": sorted(child.layers)}})
+    decode(_SAMPLE)
+
+
+def receive_order(child: Child) -> bool:
+    """The order and its descriptors; the status socket is always the first. False if there will be none."""
+    message, ancillary, _, _ = child.orders.recvmsg(MAX_BYTES, socket.CMSG_SPACE(MAX_DESCRIPTORS * 4))
+    fds = array.array("i", b"".join(data for _, _, data in ancillary)).tolist()
+    child.orders.close()
+    if not message:
+        return False
+    syscalls.prctl(syscalls.PR_SET_NAME, b"agent")
+    child.fds = {"status": fds[0]}
+    child.spec = decode(message)
+    child.fds = dict(zip(child.spec.descriptors, fds, strict=True))
+    return True
 
 
 def level(layers: set[str]) -> str:
@@ -98,7 +137,7 @@ def reset_signals(child: Child) -> None:
     """C1. The dispositions are the launcher's, which reset them all at its start. Its descriptors (a pidfd for every
     other agent, its sockets) are not for us."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    syscalls.close_all_but({0, 1, 2, *child.fds.values()})
+    syscalls.close_all_but({0, 1, 2, child.orders.fileno()})
 
 
 def start_session(child: Child) -> None:
@@ -107,28 +146,31 @@ def start_session(child: Child) -> None:
     os.setsid()
 
 
+def enter_namespaces(child: Child) -> None:
+    """C4. The pid namespace came with the fork. In the new mount namespace, the part of the root that all agents share
+    is laid at once."""
+    syscalls.unshare(_ISOLATED)
+    child.layers.add("namespaces")
+    child.view = root.Root()
+
+
 def join_cgroup(child: Child) -> None:
     """C3. Before any foreign code, and before the cgroup namespace, so that its root is the agent's own group."""
     groups = [fd for name, fd in child.fds.items() if name.startswith("cgroup")]
     for fd in groups:
         os.write(fd, b"0")
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     if groups and child.spec.controllers:
         child.has("controllers")
 
 
-def enter_namespaces(child: Child) -> None:
-    """C4. The pid namespace came with the fork."""
-    syscalls.unshare(_ISOLATED)
-    child.layers.add("namespaces")
-
-
 def mount_view(child: Child) -> None:
-    """C5. Workspace, binds, masks, /tmp, /dev/shm, proc. Needs the launcher's rights."""
+    """C5. Workspace, binds, masks, /tmp, proc. Needs the launcher's rights."""
     if child.spec.workspace.mode == "overlay" and "overlay" in child.setup.without:
         raise OSError(errno.ENODEV, "no overlay file system")
     uid = child.spec.uid if child.setup.root_mode else 0
     sources = root.Sources(child.fds, child.setup.root_mode, child.setup.prefixes, uid)
-    child.workspace = root.assemble(child.spec, sources)
+    child.workspace = root.assemble(child.view, child.spec, sources)
 
 
 def leave_host_view(child: Child) -> None:
@@ -161,8 +203,9 @@ def enter_user_namespace(child: Child) -> None:
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{AGENT_UID} {uid} 1"), ("gid_map", f"{AGENT_UID} {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        file = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(file, text.encode())
+        os.close(file)
 
 
 def drop_rights(child: Child) -> None:
@@ -191,9 +234,9 @@ def lock_files(child: Child) -> None:
 
 
 def forget_shared_state(child: Child) -> None:
-    """C13. The `random` module reseeds itself in a forked copy. The hash seed stays: one launcher per tenant."""
+    """C13. The `random` module reseeds itself in a forked copy. The hash seed stays: one launcher per tenant. The
+    environment is empty: the launcher threw its own away."""
     gc.enable()
-    os.environ.clear()
     os.environ.update(child.spec.env)
 
 
@@ -238,11 +281,14 @@ def report_ready(child: Child) -> None:
         limits.bound_descriptors(child.spec.limits)
 
 
-STEPS: tuple[tuple[str, Callable[[Child], None]], ...] = (
+Steps = tuple[tuple[str, Callable[[Child], None]], ...]
+AHEAD: Steps = (
     ("C1", reset_signals),
     ("C2", start_session),
-    ("C3", join_cgroup),
     ("C4", enter_namespaces),
+)
+STEPS: Steps = (
+    ("C3", join_cgroup),
     ("C5", mount_view),
     ("C6", leave_host_view),
     ("C7", open_network),

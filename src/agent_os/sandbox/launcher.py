@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import platform
 import resource
 import select
 import signal
@@ -24,12 +23,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from agent_os.sandbox import confine, landlock, root, seccomp, spec, syscalls
 
 FIRST_HOST_UID, HOST_UIDS = 200_000, 4096
-_MAX_DESCRIPTORS = 250
+_QUIET_SECONDS = 0.005  # without a request or an end: then a spare is made, not while it would delay somebody
 _NEW = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWNS
@@ -115,7 +114,7 @@ def _start(config: Config, requests: socket.socket, services: socket.socket) -> 
     )
     step("L9", _freeze_heap)
     requests.send(b'{"up": true}')
-    _loop(setup, requests)
+    _Nursery(setup, requests).run()
 
 
 class _Steps:
@@ -195,91 +194,124 @@ def _share_inotify() -> None:
 
 def _filters() -> dict[tuple[str, bool], bytes]:
     """L8."""
-    if platform.machine() not in syscalls.ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no seccomp table for {platform.machine()}")
+    if syscalls.MACHINE not in syscalls.ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no seccomp table for {syscalls.MACHINE}")
     nets = ("none", "proxy", "unix")
     return {(net, memfd): seccomp.program(net, memfd) for net in nets for memfd in (False, True)}
 
 
 def _freeze_heap() -> None:
-    """L9. Untouched pages stay shared with every agent."""
+    """L9. Untouched pages stay shared with every agent; nothing of our environment is."""
+    os.environ.clear()
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
-def _loop(setup: confine.Setup, requests: socket.socket) -> NoReturn:
-    """L10. Spawn on request, report every end. The kernel closing its socket ends us, and with us every agent."""
-    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    order = bytearray(spec.MAX_BYTES)
-    watch = select.epoll()
-    watch.register(requests, select.EPOLLIN)
-    running: dict[int, tuple[int, str]] = {}  # pidfd → pid, spawn_id
-    while True:
-        for fd, _ in watch.poll():
-            if fd == requests.fileno():
-                _handle(setup, requests, order, own_pids, running, watch)
-            else:
-                pid, spawn_id = running.pop(fd)
-                _, status, usage = os.wait4(pid, 0)
-                watch.unregister(fd)
+class _Born(NamedTuple):
+    """A child of ours. Until it has its order it is any agent's, and knows nothing of one."""
+
+    pid: int
+    pidfd: int
+    orders: socket.socket
+
+
+class _Nursery:
+    """L10. Spawn on request, report every end. The kernel closing its socket ends us, and with us every agent.
+
+    In a quiet moment one child is made ahead, the spare: it has taken the steps that are the same for all when its
+    order comes. Whoever comes while there is none waits for a child of its own, by the same way."""
+
+    def __init__(self, setup: confine.Setup, requests: socket.socket) -> None:
+        self._setup, self._requests = setup, requests
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._order = bytearray(spec.MAX_BYTES)
+        self._watch = select.epoll()
+        self._watch.register(requests, select.EPOLLIN)
+        self._running: dict[int, tuple[int, str]] = {}  # pidfd → pid, spawn_id once it has one
+        self._spare: _Born | None = None
+        self._spare_due = True  # once after each request: a host on which spares die is not asked again and again
+
+    def run(self) -> NoReturn:
+        while True:
+            events = self._watch.poll(_QUIET_SECONDS if self._spare_due else None)
+            if not events:
+                self._make_spare()
+            for fd, _ in events:
+                if fd == self._requests.fileno():
+                    self._handle()
+                else:
+                    self._bury(fd)
+
+    def _handle(self) -> None:
+        """Every later agent is a copy of us, so an order (its environment may hold secrets) is read by its own child
+        only, and wiped here."""
+        room = socket.CMSG_SPACE(spec.MAX_DESCRIPTORS * 4)
+        size, ancillary, _, _ = self._requests.recvmsg_into([self._order], room)
+        if not size:
+            os._exit(0)
+        fds = array.array("i", b"".join(data for _, _, data in ancillary)).tolist()
+        spawn_id = self._order[: self._order.index(b"\n")].decode()
+        self._spare_due = True
+        try:
+            child = self._give_order(memoryview(self._order)[:size], fds)
+            self._running[child.pidfd] = (child.pid, spawn_id)
+            _tell(self._requests, {"spawned": {"spawn_id": spawn_id}}, child.pidfd)
+        except OSError as problem:
+            _tell(self._requests, {"refused": {"errno": problem.errno or 0, "why": str(problem)}})
+        finally:
+            self._order[:size] = bytes(size)
+            for fd in fds:
                 os.close(fd)
-                used = {"user_s": usage.ru_utime, "system_s": usage.ru_stime, "max_rss_kb": usage.ru_maxrss}
-                _tell(requests, {"exit": {"spawn_id": spawn_id, "status": status, "rusage": used}})
 
+    def _give_order(self, order: memoryview, fds: list[int]) -> _Born:
+        child, self._spare = self._spare, None
+        if child:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, and will be buried
+                return _send_order(child, order, fds)
+        return _send_order(self._bear(), order, fds)
 
-def _handle(
-    setup: confine.Setup,
-    requests: socket.socket,
-    order: bytearray,
-    own_pids: int,
-    running: dict[int, tuple[int, str]],
-    watch: select.epoll,
-) -> None:
-    """Every later agent is a copy of us, so an order (its environment may hold secrets) is read by its own child only,
-    and wiped here."""
-    size, ancillary, _, _ = requests.recvmsg_into([order], socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
-    if not size:
-        os._exit(0)
-    fds = array.array("i", b"".join(data for _, _, data in ancillary)).tolist()
-    spawn_id = order[: order.index(b"\n")].decode()
-    try:
-        pid = _fork_agent(setup, order, size, fds, own_pids)
+    def _bear(self, ahead: bool = False) -> _Born:
+        """A child that is pid 1 of a new pid namespace; ourselves we stay where we were."""
+        orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_be_agent(self._setup, theirs, ahead))
+        finally:
+            syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
+            theirs.close()
         pidfd = os.pidfd_open(pid)
-        running[pidfd] = (pid, spawn_id)
-        watch.register(pidfd, select.EPOLLIN)
-        _tell(requests, {"spawned": {"spawn_id": spawn_id}}, pidfd)
-    except OSError as problem:
-        _tell(requests, {"refused": {"errno": problem.errno or 0, "why": str(problem)}})
-    finally:
-        order[:size] = bytes(size)
-        for fd in fds:
-            os.close(fd)
+        self._watch.register(pidfd, select.EPOLLIN)
+        self._running[pidfd] = (pid, "")
+        return _Born(pid, pidfd, orders)
+
+    def _make_spare(self) -> None:
+        self._spare_due = False
+        with contextlib.suppress(OSError):  # who is asked for next will hear of it
+            self._spare = self._bear(ahead=True)
+
+    def _bury(self, pidfd: int) -> None:
+        pid, spawn_id = self._running.pop(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        self._watch.unregister(pidfd)
+        os.close(pidfd)
+        if spawn_id:
+            used = {"user_s": usage.ru_utime, "system_s": usage.ru_stime, "max_rss_kb": usage.ru_maxrss}
+            _tell(self._requests, {"exit": {"spawn_id": spawn_id, "status": status, "rusage": used}})
 
 
-def _fork_agent(setup: confine.Setup, order: bytearray, size: int, fds: list[int], own_pids: int) -> int:
-    """A child that is pid 1 of a new pid namespace; ourselves we stay where we were."""
-    syscalls.unshare(syscalls.CLONE_NEWPID)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(_be_agent(setup, bytes(order[:size]), fds))
-        return pid
-    finally:
-        syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
+def _send_order(child: _Born, order: memoryview, fds: list[int]) -> _Born:
+    with child.orders:
+        socket.send_fds(child.orders, [order], fds)
+    return child
 
 
-def _be_agent(setup: confine.Setup, order: bytes, fds: list[int]) -> int:
+def _be_agent(setup: confine.Setup, orders: socket.socket, ahead: bool) -> int:
     """Nothing may escape upwards into the launcher's loop, whatever the agent's code raises."""
     try:
-        try:
-            wanted = spec.decode(order)
-            named = dict(zip(wanted.descriptors, fds, strict=True))
-        except ValueError as problem:
-            refusal = {"failed": {"step": "spec", "errno": 0, "why": str(problem)}}
-            socket.socket(fileno=fds[0]).send(json.dumps(refusal).encode())  # the status socket is always the first
-            return 1
-        return confine.confine_and_run(confine.Child(setup, wanted, named))
+        return confine.be_agent(setup, orders, ahead)
     except BaseException:
         traceback.print_exc()
         return 1

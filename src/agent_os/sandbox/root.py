@@ -134,14 +134,8 @@ class Sources:
         return tree
 
 
-def assemble(spec: SpawnSpec, sources: Sources) -> int:
-    """Step C5: one agent's root. Returns an O_PATH descriptor of the workspace's root."""
-    root = _Root()
-    for name in os.listdir(_SYSTEM):
-        if os.path.islink(f"{_SYSTEM}/{name}"):
-            os.symlink(os.readlink(f"{_SYSTEM}/{name}"), f"{_ROOT}/{name}")
-        else:
-            root.attach(f"/{name}", syscalls.clone_tree(f"{_SYSTEM}/{name}"))
+def assemble(root: "Root", spec: SpawnSpec, sources: Sources) -> int:
+    """Step C5: what is this agent's own. Returns an O_PATH descriptor of the workspace's root."""
     for path, make in sorted(_mounts(spec, sources, root), key=lambda entry: entry[0].count("/")):
         make(path)
     for path in spec.masks:
@@ -164,18 +158,20 @@ def enter() -> None:
     syscalls.pivot_root_here()
 
 
-def _mounts(spec: SpawnSpec, sources: Sources, root: "_Root") -> Iterable[tuple[str, Callable[[str], None]]]:
+def _mounts(spec: SpawnSpec, sources: Sources, root: "Root") -> Iterable[tuple[str, Callable[[str], None]]]:
     """Every mount of this agent by place; outer places are mounted before inner ones."""
     owner = f"uid={sources.uid},gid={sources.uid},mode=700"
 
-    def tmpfs(options: str, flags: int = 0) -> Callable[[str], None]:
-        return lambda path: root.mount(path, "tmpfs", _QUIET | flags, options)
+    def tmpfs(options: str) -> Callable[[str], None]:
+        return lambda path: root.mount(path, "tmpfs", _QUIET, options)
 
     def tree(name: str, attributes: int) -> Callable[[str], None]:
         return lambda path: root.attach(path, sources.tree(name), attributes)
 
-    yield "/tmp", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,mode=1777")
-    yield "/dev/shm", tmpfs("size=16m,nr_inodes=4096,mode=1777", syscalls.MS_NOEXEC)
+    if "tmp" in sources.descriptors:  # on disk, and bounded by the kernel's watcher
+        yield "/tmp", tree("tmp", syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV)
+    else:
+        yield "/tmp", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,mode=1777")
     yield "/proc", lambda path: root.mount_proc(path, pids_only=spec.kind != "guest")
     if spec.kind == "guest":  # with or without a terminal of its own: programs open further ones
         options = f"newinstance,ptmxmode=0666,mode=0600,max={_MOST_TERMINALS}"
@@ -198,7 +194,7 @@ def _mounts(spec: SpawnSpec, sources: Sources, root: "_Root") -> Iterable[tuple[
             yield spec.workspace.at, lambda path: _mount_overlay(root, path, sources)
 
 
-def _mount_overlay(root: "_Root", path: str, sources: Sources) -> None:
+def _mount_overlay(root: "Root", path: str, sources: Sources) -> None:
     """Writes go to the upper directory; the project below is never touched. The layers themselves stay out of view."""
     for name, scratch in (("lower", _LOWER), ("upper", _UPPER)):
         place = os.open(scratch, os.O_PATH)
@@ -215,13 +211,19 @@ def _mount_overlay(root: "_Root", path: str, sources: Sources) -> None:
     syscalls.unmount(_UPPER)
 
 
-class _Root:
-    """An agent's root while it is being built, on a tmpfs of its own."""
+class Root:
+    """An agent's root while it is being built, on a tmpfs of its own. It begins with what all agents share."""
 
     def __init__(self) -> None:
         syscalls.mount("tmpfs", _ROOT, _QUIET, "size=1m,nr_inodes=2048,mode=755")
         self._fd = os.open(_ROOT, os.O_PATH | os.O_DIRECTORY)
         self._ours = {os.fstat(self._fd).st_dev}  # file systems in which mount points may be made
+        for name in os.listdir(_SYSTEM):
+            if os.path.islink(f"{_SYSTEM}/{name}"):
+                os.symlink(os.readlink(f"{_SYSTEM}/{name}"), f"{_ROOT}/{name}")
+            else:
+                self.attach(f"/{name}", syscalls.clone_tree(f"{_SYSTEM}/{name}"))
+        self.mount("/dev/shm", "tmpfs", _QUIET | syscalls.MS_NOEXEC, "size=16m,nr_inodes=4096,mode=1777")
 
     def mount(self, path: str, kind: str, flags: int, options: str) -> None:
         place = self.place(path, create=True)

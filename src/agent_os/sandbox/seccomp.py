@@ -7,7 +7,6 @@ the kernel ignores the rest.
 
 import ctypes
 import errno
-import platform
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -140,8 +139,7 @@ def _judged_by_argument(net: str, exec_memfd: bool) -> dict[str, list[Instructio
     return rules
 
 
-def program(net: str, exec_memfd: bool = False, machine: str | None = None) -> bytes:
-    machine = machine or platform.machine()
+def program(net: str, exec_memfd: bool = False, machine: str = syscalls.MACHINE) -> bytes:
     code: list[Instruction] = [(_LOAD, 0, 0, 4), (_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL)]
     code.append((_LOAD, 0, 0, 0))
     if machine == "x86_64":

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -60,12 +61,13 @@ class Lease:
             self.lock = -1
 
 
-def lease_uid(root_mode: bool) -> Lease:
-    """Taken by a lock on one byte of one file, so a killed kernel gives its leases back."""
+def lease_uid(root_mode: bool, again: int | None = None) -> Lease:
+    """Taken by a lock on one byte of one file, so a killed kernel gives its leases back. `again` is a host uid that an
+    agent had before and whose files it goes on with: that one, if it is free."""
     if not root_mode:
         return Lease(1)
     lock = os.open(_LEASES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    first = int.from_bytes(os.urandom(2), "little")
+    first = int.from_bytes(os.urandom(2), "little") if again is None else again - launcher_room.FIRST_HOST_UID - 1
     for offset in range(launcher_room.HOST_UIDS - 1):
         uid = 1 + (first + offset) % (launcher_room.HOST_UIDS - 1)
         try:
@@ -204,7 +206,7 @@ class Launcher:
         """`simulate` (landlock_abi, without, fail_at) stands for weaker hosts and failing steps in tests and probes."""
         shown = interpreter_prefixes() if prefixes is None else prefixes
         root = is_host_root() if root_mode is None else root_mode
-        self = cls(launcher_room.Config(entry, [_PACKAGE_PATH], list(shown), root, **simulate), python)
+        self = cls(launcher_room.Config(entry, _library_paths(), list(shown), root, **simulate), python)
         await self._launch()
         return self
 
@@ -217,11 +219,13 @@ class Launcher:
         self._services, their_services = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = (theirs.fileno(), their_services.fileno())
         config = json.dumps(asdict(self._config))
-        command = [self._python, "-I", "-S", "-B", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
+        # Like -I, but for the one variable that we set: a program run again must walk its sets in the same order.
+        command = [self._python, "-Ps", "-S", "-B", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
+        env = {"PYTHONHASHSEED": "0"}
         quiet = subprocess.DEVNULL
         with theirs, their_services:
             self._starter = subprocess.Popen(
-                command, env={}, cwd="/", pass_fds=fds, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
+                command, env=env, cwd="/", pass_fds=fds, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
             )
         loop = asyncio.get_running_loop()
         self._requests.setblocking(False)
@@ -320,7 +324,8 @@ class Launcher:
                 pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
                 theirs.close()
                 try:
-                    ready, received = await asyncio.wait_for(_read_status(status), READY_SECONDS)
+                    async with asyncio.timeout(READY_SECONDS):
+                        ready, received = await _read_status(status, until_exec=not spec.warm)
                 except (SandboxError, TimeoutError) as problem:
                     _signal(pidfd, signal.SIGKILL)
                     await exited
@@ -452,11 +457,11 @@ async def _turn(sock: socket.socket, add: Callable[..., None], remove: Callable[
         remove(sock)
 
 
-async def _read_status(status: socket.socket) -> tuple[Ready, list[int]]:
+async def _read_status(status: socket.socket, until_exec: bool) -> tuple[Ready, list[int]]:
     """`ready` with its descriptors, then end of file: for a guest only that means the exec succeeded."""
     ready: Ready | None = None
     received: list[int] = []
-    while True:
+    while ready is None or until_exec:
         message, fds = await _receive(status)
         if not message:
             break
@@ -478,6 +483,13 @@ def is_host_root() -> bool:
     """Root of the host, not of a user namespace: only that one has a range of uids to give away."""
     with open("/proc/self/uid_map") as file:
         return os.geteuid() == 0 and file.read().split() == ["0", "0", "4294967295"]
+
+
+def _library_paths() -> list[str]:
+    """Where our package and what its preload imports are found: -S leaves site-packages out."""
+    found = importlib.util.find_spec("msgspec")
+    packages = os.path.dirname(os.path.dirname(found.origin)) if found and found.origin else _PACKAGE_PATH
+    return list(dict.fromkeys((_PACKAGE_PATH, packages)))
 
 
 def interpreter_prefixes() -> list[str]:

@@ -4,10 +4,10 @@ Owns shapes and defaults only. `descriptors` names, in order, the descriptors th
 field refers to them by that name.
 """
 
-import functools
 import json
 import typing
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, cast
 
 Kind = Literal["native", "guest", "tool"]
@@ -15,7 +15,7 @@ Net = Literal["none", "proxy", "unix"]
 Level = Literal["S0", "S1", "S2", "S3", "S4"]
 LEVELS: tuple[Level, ...] = ("S0", "S1", "S2", "S3", "S4")
 PROXY_PORT = 3128
-MAX_BYTES = 64 * 1024
+MAX_BYTES, MAX_DESCRIPTORS = 64 * 1024, 250  # of one order
 
 
 class SpecError(ValueError):
@@ -90,14 +90,14 @@ class SpawnSpec:
 
 def encode(spec: SpawnSpec) -> bytes:
     """The id on a line of its own, then the object: the launcher must know the one and never reads the other."""
-    message = f"{spec.spawn_id}\n{json.dumps(asdict(spec))}".encode()
+    message = f"{spec.spawn_id}\n{json.dumps(spec, default=vars)}".encode()
     if len(message) > MAX_BYTES:
         raise SpecError(f"the spawn request is {len(message)} bytes, more than {MAX_BYTES}: shorten argv or env")
     return message
 
 
 def decode(message: bytes) -> SpawnSpec:
-    spec = _build(SpawnSpec, json.loads(message.partition(b"\n")[2]), "spec")
+    spec = _read_spec(json.loads(message.partition(b"\n")[2]), "spec")
     for path in (spec.cwd, spec.workspace.at, *(bind.dst for bind in spec.binds), *spec.masks):
         if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise SpecError(f"{path!r} is not an absolute path without '..'")
@@ -116,42 +116,79 @@ def decode(message: bytes) -> SpawnSpec:
     return spec
 
 
-def _build(shape: Any, value: Any, where: str) -> Any:
-    """JSON to a typed value; an unknown field, a missing one or a wrong type names itself."""
+Reader = Callable[[Any, str], Any]  # a JSON value and where it stands → the typed value
+
+
+def _reader(shape: Any) -> Reader:
+    """How to read one type; an unknown field, a missing one or a wrong type names itself. Made once: every spawn reads
+    its order in a fresh copy of the launcher, which could keep nothing that it worked out about types."""
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if is_dataclass(shape):
-        return _build_record(shape, value, where)
+        return _record_reader(shape)
     if origin is Literal:
-        if value not in arguments:
-            raise SpecError(f"{where} is {value!r}, not one of {', '.join(map(str, arguments))}")
+        return _choice_reader(arguments)
+    if origin is list:
+        return _list_reader(_reader(arguments[0]))
+    if origin is dict:
+        return _dict_reader(_reader(arguments[1]))
+    if arguments:  # a union with None
+        inner = _reader(next(a for a in arguments if a is not type(None)))
+        return lambda value, where: None if value is None else inner(value, where)
+    return _plain_reader(shape, (int, float) if shape is float else (shape,))
+
+
+def _plain_reader(shape: Any, accepted: tuple[type, ...]) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if type(value) not in accepted:
+            raise SpecError(f"{where} must be {shape.__name__}, not {type(value).__name__}")
         return value
-    if origin is list and isinstance(value, list):
-        items = cast(list[Any], value)
-        return [_build(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items)]
-    if origin is dict and isinstance(value, dict):
-        pairs = cast(dict[Any, Any], value)
-        return {_build(str, k, where): _build(arguments[1], v, f"{where}.{k}") for k, v in pairs.items()}
-    if arguments and origin not in (list, dict):  # a union with None
-        if value is None and type(None) in arguments:
-            return None
-        return _build(next(a for a in arguments if a is not type(None)), value, where)
-    accepted = (int, float) if shape is float else (shape,)
-    if origin is None and type(value) in accepted:
+
+    return read
+
+
+def _choice_reader(choices: tuple[Any, ...]) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if value not in choices:
+            raise SpecError(f"{where} is {value!r}, not one of {', '.join(map(str, choices))}")
         return value
-    raise SpecError(f"{where} must be {getattr(shape, '__name__', shape)}, not {type(value).__name__}")
+
+    return read
 
 
-_hints = functools.cache(typing.get_type_hints)
+def _list_reader(item: Reader) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise SpecError(f"{where} must be list, not {type(value).__name__}")
+        return [item(each, f"{where}[{index}]") for index, each in enumerate(cast(list[Any], value))]
+
+    return read
 
 
-def _build_record(shape: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise SpecError(f"{where} must be an object, not {type(value).__name__}")
-    given = cast(dict[str, Any], value)
-    hints = _hints(shape)
-    known = {f.name for f in fields(shape)}
-    if unknown := sorted(set(given) - known):
-        raise SpecError(f"{where} has no field {unknown[0]!r}")
-    if shape is SpawnSpec and "spawn_id" not in given:
-        raise SpecError(f"{where} needs spawn_id")
-    return shape(**{name: _build(hints[name], item, f"{where}.{name}") for name, item in given.items()})
+def _dict_reader(item: Reader) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise SpecError(f"{where} must be dict, not {type(value).__name__}")
+        return {key: item(each, f"{where}.{key}") for key, each in cast(dict[str, Any], value).items()}
+
+    return read
+
+
+def _record_reader(shape: Any) -> Reader:
+    hints = typing.get_type_hints(shape)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(shape)}
+    required = [f.name for f in fields(shape) if f.default is MISSING and f.default_factory is MISSING]
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise SpecError(f"{where} must be an object, not {type(value).__name__}")
+        given = cast(dict[str, Any], value)
+        if unknown := sorted(given.keys() - readers.keys()):
+            raise SpecError(f"{where} has no field {unknown[0]!r}")
+        if missing := [name for name in required if name not in given]:
+            raise SpecError(f"{where} needs {missing[0]}")
+        return shape(**{name: readers[name](item, f"{where}.{name}") for name, item in given.items()})
+
+    return read
+
+
+_read_spec = _reader(SpawnSpec)

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import socket
 import struct
 
@@ -28,7 +27,7 @@ migrate_pages 256 238 · mkdir 83 - · mkdirat 258 34 · mknod 133 - · mknodat 
 mount_setattr 442 442 · move_mount 429 429 · move_pages 279 239 · mq_open 240 180 · msgget 68 186
 name_to_handle_at 303 264 · nfsservctl 180 42 · open 2 - · open_by_handle_at 304 265 · open_tree 428 428
 open_tree_attr 467 467 · openat 257 56 · openat2 437 437 · perf_event_open 298 241 · personality 135 92
-pidfd_getfd 438 438 · pivot_root 155 41 · process_madvise 440 440 · process_mrelease 448 448
+pidfd_getfd 438 438 · pivot_root 155 41 · prctl 157 167 · process_madvise 440 440 · process_mrelease 448 448
 process_vm_readv 310 270 · process_vm_writev 311 271 · ptrace 101 117 · query_module 178 - · quotactl 179 60
 quotactl_fd 443 443 · reboot 169 142 · renameat2 316 276 · request_key 249 218 · seccomp 317 277 · semget 64 190
 set_mempolicy 238 237 · setdomainname 171 162 · sethostname 170 161 · setns 308 268 · settimeofday 164 170
@@ -56,25 +55,28 @@ AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 _TREE_CLONE, _TREE_CLOEXEC = 1, os.O_CLOEXEC
 _MOVE_FROM_FD, _MOVE_TO_FD = 0x4, 0x40
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
-PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_DROP = 1, 4, 15, 24
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_ZEROS = (0,) * 6
+
+MACHINE = os.uname().machine
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = (ctypes.c_long, *(ctypes.c_void_p,) * 6)  # each an integer of 64 bits, bytes or None
 
 
-def number(name: str, machine: str | None = None) -> int | None:
+def number(name: str, machine: str = MACHINE) -> int | None:
     """The number of a call on an architecture; None where that architecture has no such call."""
-    return NUMBERS[name][ARCHITECTURES.index(machine or platform.machine())]
+    return NUMBERS[name][ARCHITECTURES.index(machine)]
 
 
-def call(name: str, *args: object) -> int:
+def call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     """One raw system call. Integers are widened to 64 bits; a negative result is raised as OSError."""
     nr = number(name)
     if nr is None:
         raise OSError(errno.ENOSYS, f"{name}: not on this architecture")
-    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result: int = _libc.syscall(ctypes.c_long(nr), *wide)
+    result: int = _libc.syscall(nr, *args, *_ZEROS[len(args) :])
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
@@ -89,11 +91,8 @@ def setns(fd: int, kind: int) -> None:
     call("setns", fd, kind)
 
 
-def prctl(option: int, *args: int) -> None:
-    wide = [ctypes.c_ulong(value) for value in (*args, 0, 0, 0, 0)[:4]]
-    if _libc.prctl(ctypes.c_int(option), *wide) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl {option}: {os.strerror(code)}")
+def prctl(option: int, *args: int | bytes) -> None:
+    call("prctl", option, *args)
 
 
 def die_with_parent() -> None:

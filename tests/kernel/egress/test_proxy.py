@@ -585,7 +585,7 @@ def test_a_slow_header_is_cut(data: bytes, status: bytes) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("words", [b"", GOOD[:50]])
+@pytest.mark.parametrize("words", [b"", GOOD[:50]], ids=["nothing", "a part"])
 def test_a_slow_client_hello_is_cut(words: bytes) -> None:
     async def scenario() -> None:
         async with server(echo) as site, proxy("127.0.0.1:443", limits=QUICK, at={443: site.port}) as agent:

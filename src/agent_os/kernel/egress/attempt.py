@@ -5,7 +5,7 @@ Owns the shape of a record (`Connection`), the bounds (`Limits`), and the rule t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,10 @@ class Connection:
     seconds: float
 
 
+# Takes a record. What is not `done` may return something to wait for: nothing is dialled before.
+Record = Callable[[Connection], Awaitable[None] | None]
+
+
 class Stop(Exception):
     """Ends one request: refused, failed or cut. Becomes its last record and, where still possible, its answer."""
 
@@ -71,7 +75,7 @@ _STATUS = {
 class Attempt:
     """What is known so far about one request, and the one place that writes its records."""
 
-    def __init__(self, agent: str, number: int, record: Callable[[Connection], None]) -> None:
+    def __init__(self, agent: str, number: int, record: Record) -> None:
         self._agent = agent
         self._number = number
         self._record = record
@@ -91,16 +95,18 @@ class Attempt:
         if not decision.allowed:
             raise Stop(decision.code, decision.reason, allow_flag=decision.allow_flag)
 
-    def allow(self, reason: str) -> None:
-        self._write("net.allow", reason, None, done=False)
+    async def allow(self, reason: str) -> None:
+        """Recorded when this returns."""
+        if waiting := self._write("net.allow", reason, None, done=False):
+            await waiting
 
     def end(self, code: str, reason: str, allow_flag: str | None = None) -> None:
         if not self._done:
             self._done = True
             self._write(code, reason, allow_flag, done=True)
 
-    def _write(self, code: str, reason: str, allow_flag: str | None, *, done: bool) -> None:
-        self._record(
+    def _write(self, code: str, reason: str, allow_flag: str | None, *, done: bool) -> Awaitable[None] | None:
+        return self._record(
             Connection(
                 id=self._number,
                 done=done,

@@ -29,7 +29,7 @@ from agent_os.kernel.egress.addresses import (
     decide_routed,
     endpoint,
 )
-from agent_os.kernel.egress.attempt import Attempt, Connection, Limits, Stop, explain
+from agent_os.kernel.egress.attempt import Attempt, Limits, Record, Stop, explain
 from agent_os.kernel.egress.visit import CHUNK, Visit
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -48,7 +48,7 @@ class Egress:
         self,
         agent: str,
         grants: Sequence[Grant],
-        record: Callable[[Connection], None],
+        record: Record,
         *,
         resolve: Resolver | None = None,
         limits: Limits | None = None,
@@ -146,7 +146,7 @@ class Egress:
             decision = decide_addresses(self._grants, endpoint(host, port), addresses, port)
             attempt.require(decision)
         attempt.address = str(addresses[0])
-        attempt.allow(decision.reason)  # from here on the connection counts as decided and recorded
+        await attempt.allow(decision.reason)  # from here on the connection counts as decided and recorded
         return await self._dial(attempt, addresses[:ADDRESSES], port)
 
     async def _lookup(self, host: str, port: int) -> tuple[Address, ...]:

@@ -126,13 +126,18 @@ _OWN_TREES = re.compile(r"/(proc|dev|sys|usr|etc|bin|sbin|lib[^/]*)(/|$)")
 _OWN_PLACES = frozenset(("/", "/tmp", "/work", "/home", "/home/agent"))
 
 
-def parse_mount(text: str, *, cwd: Path) -> Mount:
+def expand(path: str, home: Path) -> str:
+    """`~` is the operator's home, whoever's this process has."""
+    return f"{home}{path[1:]}" if path == "~" or path.startswith("~/") else os.path.expanduser(path)
+
+
+def parse_mount(text: str, *, cwd: Path, home: Path | None = None) -> Mount:
     """`[rw:]SRC[:DST]`. Whether the source may be shown at all is the workspace's rule, not decided here."""
     rw = text.startswith("rw:")
     parts = (text[3:] if rw else text).split(":")
     if len(parts) > 2 or not all(parts) or re.search(r"[\x00-\x1f\x7f]", text):
         raise EINVAL("mount.malformed", f"--mount {text!r} is not [rw:]SRC[:DST].", hint="--mount rw:./data:/data")
-    written = os.path.normpath(cwd / os.path.expanduser(parts[0]))
+    written = os.path.normpath(cwd / expand(parts[0], home or Path.home()))
     try:
         source = Path(written).resolve(strict=True)
     except (OSError, RuntimeError) as error:

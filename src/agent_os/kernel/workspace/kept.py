@@ -115,7 +115,7 @@ class Workspaces:
                     beneath.closing(_create_lock(home)),  # a concurrent sweep leaves this draft alone
                 ):
                     write_json(home, "meta.json", asdict(fill(home)))
-                beneath.rename(root, draft, name, replace=False)  # it exists from here on
+                    beneath.rename(root, draft, name, replace=False)  # it exists from here on
             except OSError as error:
                 beneath.remove_tree(root, draft)
                 raise _explained(error, project, name) from error
@@ -127,7 +127,7 @@ class Workspaces:
     def _sweep(self, root: int) -> None:
         """Remove what a crash left half-made, half-removed, or without anything in it to decide about."""
         for left in os.listdir(root):
-            if left.startswith(".gone-") or (left.startswith(".new-") and not _locked(root, left)):
+            if left.startswith(".gone-") or (left.startswith(".new-") and _abandoned(root, left)):
                 beneath.remove_tree(root, left)
         for workspace in self.list():
             old = time.time_ns() - workspace.meta.born > _ABANDONED_NS and not workspace.meta.snapshot
@@ -383,6 +383,19 @@ def _create_lock(home: int) -> int:
     fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
+
+
+def _abandoned(root: int, draft: str) -> bool:
+    """Whether nobody works on it any more. One without a lock may have been made this moment."""
+    try:
+        made = os.stat(draft, dir_fd=root, follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return False
+    try:
+        os.stat(f"{draft}/lock", dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return time.time_ns() - made > _ABANDONED_NS
+    return not _locked(root, draft)
 
 
 def _locked(root: int, name: str) -> bool:

@@ -1,0 +1,370 @@
+"""The syscall table as data: number, name, what goes in, what comes out, and what may happen twice.
+
+Dispatcher, client, userland and the reference page derive from it. Numbers are never reused. 1–63 are what agents may
+ask, 64–127 belong to capabilities, budgets and secrets, 128–255 are operator operations, answered on the control
+socket only. A body is a msgpack map with the field names of its struct; a field that the struct does not have is an
+error, never ignored.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+
+FIRST_OPERATOR = 128
+
+
+class Effect(StrEnum):
+    """What a crash between the beginning of a call and its recorded outcome means for it."""
+
+    PURE = "p"  # nothing happened; do it again
+    IDEMPOTENT = "i"  # doing it again with the same key changes nothing
+    VERIFIABLE = "v"  # whether it happened can be found out
+    OPAQUE = "o"  # only a person can tell
+    TOOL = "t"  # as the tool declares
+
+
+class Body(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of all requests: strict, by name."""
+
+
+class Syscall(NamedTuple):
+    number: int
+    name: str
+    request: type[Body]
+    result: str  # what comes back, for readers
+    effect: Effect
+    summary: str
+    stream: Literal["", "out", "in", "both"] = ""  # chunks beside the reply: from the kernel, to it
+
+    @property
+    def operator(self) -> bool:
+        return self.number >= FIRST_OPERATOR
+
+
+# What agents ask. Paths are VFS paths, resolved in the root bound to the calling socket.
+
+
+class Read(Body):
+    path: str | None = None
+    handle: int | None = None
+    offset: int = 0
+    length: int | None = None
+    version: int | None = None
+    text: bool = False  # of a workspace file: UTF-8 or EINVAL
+
+
+class Write(Body):
+    path: str | None = None
+    handle: int | None = None
+    data: Any = b""  # bytes or text; what was written is what is read
+    mode: Literal["replace", "append", "create"] = "replace"
+    if_version: int | None = None
+    stream: bool = False  # the data follows in chunks; it appears at END
+
+
+class Open(Body):
+    path: str
+    flags: Literal["r", "w", "rw"] = "r"
+
+
+class Close(Body):
+    handle: int
+
+
+class Exec(Body):
+    tool: str
+    params: dict[str, Any] = {}
+    dry_run: bool = False
+
+
+class Signal(Body):
+    agent: str
+    signal: int
+    value: Any = None
+
+
+class CheckPolicy(Body):
+    op: int
+    body: dict[str, Any] = {}
+
+
+class Exit(Body):
+    status: int = 0
+    result: Any = None
+    failure: str | None = None  # what went wrong, in a sentence
+
+
+class Spawn(Body):
+    manifest: dict[str, Any]
+    input: Any = None
+    caps: list[str] = []
+
+
+class Wait(Body):
+    agent: str | None = None  # any child
+
+
+class Share(Body):
+    path: str
+    to: str
+    rights: Literal["r", "rw"] = "r"
+    ttl_s: int | None = None
+    end: bool = False  # take it back
+
+
+class List(Body):
+    path: str
+    after: str = ""
+    max: int = 1000
+
+
+class Stat(Body):
+    path: str
+
+
+class Remove(Body):
+    path: str
+    if_version: int | None = None
+
+
+class Watch(Body):
+    path: str
+    recursive: bool = True
+    since: int | None = None  # a journal sequence number
+    end: bool = False
+
+
+class Checkpoint(Body):
+    name: str
+    state: Any = None
+    work: bool = True
+
+
+class Sleep(Body):
+    ms: int | None = None
+    until_ns: int | None = None  # wall clock
+
+
+class Now(Body):
+    pass
+
+
+class Random(Body):
+    n: int = 16
+
+
+class ApproveWait(Body):
+    request: str
+    wait_ms: int = 0
+
+
+class Sigmask(Body):
+    block: list[int] = []
+    unblock: list[int] = []
+
+
+# What operators ask.
+
+
+class Status(Body):
+    pass
+
+
+class ListAgents(Body):
+    all: bool = False  # ended ones as well
+
+
+class Inspect(Body):
+    agent: str
+
+
+class Run(Body):
+    """Start an agent and follow it. The client's chunks are its input: bytes, [rows, columns] of a resized terminal, or
+    ["close", stream]: 0, the input has ended; 1 or 2, nobody reads that output any more. The kernel's chunks are
+    ["started", facts], then [stream, bytes], ["notice", text], and at the end [what, entries] as in `Work`."""
+
+    order: dict[str, Any]  # kernel/plan.py reads it: argv or file, cwd, env, workspace, mounts, net, limits …
+    detach: bool = False
+
+
+class Tell(Body):
+    """Send a signal, as the operator: nothing masks it. The reply comes when it is true."""
+
+    agent: str
+    signal: int
+    grace_s: float | None = None
+    tree: bool = False
+
+
+class Hold(Body):
+    agent: str
+    hold: bool = True  # False: let go
+
+
+class Snapshot(Body):
+    agent: str
+    name: str
+
+
+class Await(Body):
+    agent: str
+
+
+class Down(Body):
+    grace_s: float = 10.0
+
+
+class Resolve(Body):
+    """What really became of an effect whose outcome is unknown."""
+
+    agent: str
+    seq: int
+    verdict: Literal["done", "not_done", "fail"]
+    result: Any = None
+
+
+class Events(Body):
+    """Entries in order, as maps: the kernel's chunks are lists of them. With `follow`, for ever."""
+
+    agent: str | None = None
+    start: int = 0
+    end: int | None = None
+    last: int | None = None
+    follow: bool = False
+    bodies: bool = False
+
+
+class Head(Body):
+    pass
+
+
+class Prove(Body):
+    seq: int
+    size: int | None = None
+
+
+class Consistency(Body):
+    first: int
+    second: int | None = None
+
+
+class Export(Body):
+    """The kernel's chunks are the bytes of the file (abi/exports.py)."""
+
+    end: int | None = None  # as of this entry
+    bodies: bool = True
+
+
+class CheckpointOf(Body):
+    agent: str
+    name: str = ""  # empty: the next number
+
+
+class Replay(Body):
+    """Dry: the program runs against its record, and nothing it asks for happens."""
+
+    agent: str
+    at: int | None = None  # up to this entry
+
+
+class Backup(Body):
+    """The kernel's chunks are [name, size] of a file, then its bytes, for each file of the copy."""
+
+
+class Logs(Body):
+    agent: str
+    follow: bool = False
+    last: int | None = None  # lines
+    skip: int = 0  # bytes that are known already
+
+
+class Release(Body):
+    agent: str
+    reason: str = ""
+
+
+class Panic(Body):
+    reason: str
+    agent: str | None = None
+
+
+class Leave(Body):
+    adopt: bool = False  # `up`: stay, though somebody's run started you
+
+
+class Work(Body):
+    """Kept states of workspaces: all of them, or one looked at, committed, discarded. The kernel's chunks are
+    [what, entries] (changes, committed, withheld, refused, conflicts, failed), ["patch", index, text] and
+    ["progress", number]."""
+
+    do: Literal["list", "diff", "commit", "discard"]
+    name: str = ""  # empty: the latest one of `directory`
+    directory: Any = ""
+    patch: bool = False
+    allow_protected: bool = False
+    paths: list[Any] = []
+    dry_run: bool = False
+    digest: str | None = None  # of what the operator was shown
+
+
+_P, _I, _V, _O, _T = Effect.PURE, Effect.IDEMPOTENT, Effect.VERIFIABLE, Effect.OPAQUE, Effect.TOOL
+
+TABLE: tuple[Syscall, ...] = (
+    Syscall(1, "SYS_READ", Read, "data, version, size", _P, "Read an entry, or a part of it.", "out"),
+    Syscall(2, "SYS_WRITE", Write, "version, size", _I, "Replace, append to or create an entry.", "in"),
+    Syscall(3, "SYS_OPEN", Open, "handle", _P, "Get a handle to an entry."),
+    Syscall(4, "SYS_CLOSE", Close, "", _P, "Give a handle back."),
+    Syscall(5, "SYS_EXEC", Exec, "the tool's result", _T, "Run a tool.", "out"),
+    Syscall(6, "SYS_SIGNAL", Signal, "delivered", _I, "Send a signal; answered when it is true."),
+    Syscall(7, "SYS_CHECKPOLICY", CheckPolicy, "verdict, step, code, missing", _P, "Ask whether a call would pass."),
+    Syscall(8, "SYS_EXIT", Exit, "no reply", _I, "End, with a result."),
+    Syscall(9, "SYS_SPAWN", Spawn, "agent, level", _V, "Start a child agent."),
+    Syscall(10, "SYS_WAIT", Wait, "agent, state, status, result, reason", _P, "Wait for a child to end."),
+    Syscall(21, "SYS_SHARE", Share, "path", _I, "Let another agent see an entry."),
+    Syscall(22, "SYS_LIST", List, "entries, more", _P, "List a directory, in order."),
+    Syscall(23, "SYS_STAT", Stat, "kind, size, version, modified, rights, labels", _P, "Look at one entry."),
+    Syscall(24, "SYS_REMOVE", Remove, "", _I, "Remove an entry."),
+    Syscall(25, "SYS_WATCH", Watch, "watch", _P, "Get notices of changes."),
+    Syscall(26, "SYS_CHECKPOINT", Checkpoint, "checkpoint", _I, "Keep the present state under a name."),
+    Syscall(27, "SYS_SLEEP", Sleep, "", _P, "Wait; the time left survives a restart."),
+    Syscall(28, "SYS_NOW", Now, "wall_ns, mono_ns", _P, "The time, the same again in a replay."),
+    Syscall(29, "SYS_RANDOM", Random, "bytes", _P, "Random bytes, the same again in a replay."),
+    Syscall(30, "SYS_APPROVE_WAIT", ApproveWait, "decision, by, at", _P, "Wait for a person's decision."),
+    Syscall(31, "SYS_SIGMASK", Sigmask, "mask", _I, "Defer signals of other agents."),
+    Syscall(128, "OP_STATUS", Status, "the kernel at this moment", _P, "Look at the kernel."),
+    Syscall(129, "OP_LIST", ListAgents, "agents", _P, "List agents."),
+    Syscall(130, "OP_INSPECT", Inspect, "everything on one agent", _P, "Look at one agent."),
+    Syscall(131, "OP_RUN", Run, "the outcome", _O, "Start an agent and follow it.", "both"),
+    Syscall(132, "OP_SIGNAL", Tell, "processes, survivors, seconds", _I, "Send a signal that nothing masks."),
+    Syscall(133, "OP_HOLD", Hold, "was", _I, "Hold an agent still, or let it go on."),
+    Syscall(134, "OP_SNAPSHOT", Snapshot, "snapshot", _I, "Keep the state of a workspace under a name."),
+    Syscall(135, "OP_WAIT", Await, "agent, state, status, result, reason", _P, "Wait for an agent to end."),
+    Syscall(136, "OP_DOWN", Down, "no reply: the connection ends", _I, "Stop all agents, then the kernel."),
+    Syscall(137, "OP_RESOLVE", Resolve, "", _I, "Say what became of an effect with unknown outcome."),
+    Syscall(138, "OP_EVENTS", Events, "entries", _P, "Read the journal.", "out"),
+    Syscall(139, "OP_HEAD", Head, "the newest signed head", _P, "The newest signed head."),
+    Syscall(140, "OP_PROVE", Prove, "proof", _P, "Prove that an entry is in the log."),
+    Syscall(141, "OP_CONSISTENCY", Consistency, "proof", _P, "Prove that one head continues another."),
+    Syscall(142, "OP_EXPORT", Export, "what the offline verifier reads", _P, "Export the log.", "out"),
+    Syscall(143, "OP_CHECKPOINT", CheckpointOf, "checkpoint", _I, "Ask an agent for a checkpoint."),
+    Syscall(144, "OP_REPLAY", Replay, "calls, first difference", _P, "Run an agent against its record."),
+    Syscall(145, "OP_BACKUP", Backup, "a consistent copy", _P, "Copy journal and store.", "out"),
+    Syscall(146, "OP_LOGS", Logs, "output", _P, "Read an agent's output.", "out"),
+    Syscall(147, "OP_RELEASE", Release, "", _I, "End a quarantine."),
+    Syscall(148, "OP_PANIC", Panic, "", _I, "Quarantine an agent, or hold all and halt."),
+    Syscall(149, "OP_LEAVE", Leave, "ending", _I, "Say that this client is done."),
+    Syscall(150, "OP_WORK", Work, "states, changes or a report", _I, "Look at, commit or discard changes.", "out"),
+)
+
+BY_NUMBER = {one.number: one for one in TABLE}
+BY_NAME = {one.name: one for one in TABLE}
+BY_REQUEST = {one.request: one for one in TABLE}
+
+# Numbers that are promised and not there yet; asking for one is ENOSYS with this word.
+LATER = {
+    **dict.fromkeys(range(11, 18), "messages come with the bus"),
+    18: "pipes come with the bus",
+    19: "model calls come with the model gateway",
+    20: "search comes with memory",
+}

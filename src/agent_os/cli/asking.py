@@ -1,0 +1,43 @@
+"""A question to the kernel. While agentctl listens, Ctrl-C and a reader of its output that left only detach."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from agent_os.abi.syscalls import Body
+
+
+def ask(request: Body) -> Any:
+    """The kernel's answer. If none is running, one is started for it and ends with it."""
+    return receive(request, lambda chunk: None)
+
+
+def receive(request: Body, heard: Callable[[Any], object], *, start: bool = True) -> Any:
+    """The answer, after each chunk beside it was `heard`. Without `start` a kernel must be running."""
+    return asyncio.run(_receive(request, heard, start))
+
+
+def listen(request: Body, heard: Callable[[Any], object]) -> None:
+    """The same for something to look at, where nobody needs to see the end."""
+    try:
+        receive(request, heard)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+
+
+async def _receive(request: Body, heard: Callable[[Any], object], start: bool) -> Any:
+    from agent_os.client.start import session
+
+    async with session(start=start) as (client, _):
+        stream = client.stream(request)
+        try:
+            async for chunk in stream:
+                heard(chunk)
+            return await stream.result()
+        except BaseException:
+            stream.cancel()
+            raise

@@ -1,0 +1,215 @@
+"""A run from the operator's side: the order goes to the kernel, the streams go both ways, the outcome comes back.
+
+In: an order. Out: an `Outcome`, or the kernel's error. The first Ctrl-C asks the agent to end, the second kills it;
+whatever becomes of us, the kernel ends an agent whose client has gone.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_os.abi.errors import EPIPE, AgentOSError
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.syscalls import Await, Logs, Run, Tell
+from agent_os.cli import terminal
+from agent_os.cli.changes import say
+from agent_os.cli.output import plain
+from agent_os.cli.streams import Drain, Feed
+from agent_os.cli.tamer import Tamer
+from agent_os.client.start import session
+from agent_os.client.wire import Client, Stream
+
+Entry = dict[str, Any]
+
+
+class Lost(Exception):
+    """The kernel went away under an agent; `shown` bytes of its output had come by then."""
+
+    def __init__(self, name: str, shown: int) -> None:
+        super().__init__(name)
+        self.name, self.shown = name, shown
+
+
+@dataclass
+class Outcome:
+    """How it ended, and the lists that came before: changes, and what a commit did with them."""
+
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    lists: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
+
+
+async def detached(order: dict[str, Any]) -> dict[str, Any]:
+    """Start it and leave; its name and level."""
+    async with session() as (client, _):
+        return await client.call(Run(order=order, detach=True))
+
+
+async def run(order: dict[str, Any], *, quiet: bool) -> Outcome:
+    interrupts = _Interrupts()
+    async with session() as (client, new):
+        announce = f"kernel  started in the background, process {client.pid}; it ends with its last agent"
+        stream = client.stream(Run(order=order))
+        interrupts.concern(client, stream)
+        following = _Following(stream, interrupts, on_terminal=order["tty"] is not None)
+        try:
+            started = await following.started()
+        except asyncio.CancelledError:  # interrupted twice: gone when the kernel says so
+            stream.cancel()
+            with contextlib.suppress(AgentOSError):
+                await stream.result()
+            raise
+        if new and not quiet:
+            say(announce)
+        interrupts.started(started["name"])
+        try:
+            return await following.to_the_end(started["name"])
+        except EPIPE as error:
+            raise Lost(started["name"], following.shown) from error
+
+
+async def go_on(name: str, shown: int) -> dict[str, Any]:
+    """Start the kernel again and follow an agent that lives on from its record; how it ended."""
+    async with session() as (client, _):
+        stream = client.stream(Logs(agent=name, follow=True, skip=shown))
+        tamer = Tamer() if os.isatty(2) else None
+        try:
+            while True:
+                data, size = await stream.receive()
+                os.write(2, tamer.feed(data) if tamer else data)
+                stream.give(size)
+        except StopAsyncIteration:
+            pass
+        return await client.call(Await(agent=name))
+
+
+class _Following:
+    def __init__(self, stream: Stream, interrupts: "_Interrupts", *, on_terminal: bool) -> None:
+        self._stream, self._interrupts, self._on_terminal = stream, interrupts, on_terminal
+        self._outcome = Outcome()
+        self._name = ""
+        self.shown = 0  # bytes of its output
+
+    async def started(self) -> dict[str, Any]:
+        """What the kernel says of the agent once it runs. Raises what kept it from that."""
+        try:
+            value, size = await self._stream.receive()
+        except StopAsyncIteration:
+            await self._stream.result()
+            raise EPIPE("daemon.answer", "the kernel did not say what it started") from None
+        self._stream.give(size)
+        return value[1]
+
+    async def to_the_end(self, name: str) -> Outcome:
+        self._name = name
+        with terminal.lent(self._stream) if self._on_terminal else contextlib.nullcontext():
+            drains = self._open()
+            try:
+                await self._carry(drains)
+                self._outcome.facts = await self._stream.result()
+                return self._outcome
+            finally:
+                await _first(_all_out(drains.values()), self._interrupts.hurry.wait())
+
+    def _open(self) -> dict[int, Drain]:
+        if self._on_terminal:
+            return {1: Drain(1, Tamer(full_screen=True), self._stream.give, self._lost(1))}
+        Feed(self._stream)
+        tamers = {fd: Tamer() if os.isatty(fd) else None for fd in (1, 2)}
+        return {fd: Drain(fd, tamer, self._stream.give, self._lost(fd)) for fd, tamer in tamers.items()}
+
+    def _lost(self, number: int) -> Callable[[], None]:
+        """Nobody reads that output any more: the agent shall know."""
+        return lambda: self._interrupts.start(self._stream.send(["close", number], urgent=True))
+
+    async def _carry(self, drains: dict[int, Drain]) -> None:
+        while True:
+            try:
+                value, size = await self._stream.receive()
+            except StopAsyncIteration:
+                return
+            match value:
+                case [int(number), bytes(data)] if number in drains:
+                    drains[number].put(data, size)
+                    self.shown += len(data)
+                    continue
+                case ["notice", str(text)]:
+                    edge = "\r" if self._on_terminal else ""  # raw, it does not go back to the first column by itself
+                    say(f"{edge}{self._name}  {plain(text)}{edge}")
+                case [str(what), list(entries)]:
+                    self._outcome.lists.setdefault(what, []).extend(entries)  # pyright: ignore[reportUnknownArgumentType]
+                case _:
+                    pass
+            self._stream.give(size)
+
+
+class _Interrupts:
+    """The first Ctrl-C asks the agent to end, the second kills it. One that comes while it is being started is kept for
+    it, because it may be running already; a second one then gives the start up, which leaves nothing."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self.hurry = asyncio.Event()  # asked twice
+        self._client: Client | None = None
+        self._stream: Stream | None = None
+        self._name = ""
+        self._starting = asyncio.current_task()
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not the loop's: they outlast it
+            signal.signal(number, self._heard)
+
+    def concern(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
+
+    def started(self, name: str) -> None:
+        self._name = name
+        if self._asked:
+            self._tell(AgentSignal.SIGTERM if self._asked == 1 else AgentSignal.SIGKILL)
+
+    def start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _heard(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # it is all over, and the summary is on its way
+            self._loop.call_soon_threadsafe(self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._asked += 1
+        if self._asked > 1:
+            self.hurry.set()
+        if self._name:
+            self._tell(AgentSignal.SIGTERM if self._asked == 1 else AgentSignal.SIGKILL)
+        elif self._asked > 1 and self._starting:
+            self._starting.cancel()
+            if self._stream:
+                self._stream.cancel()
+
+    def _tell(self, number: AgentSignal) -> None:
+        async def tell() -> None:
+            assert self._client
+            assert self._stream
+            if self.hurry.is_set():  # what it wrote may never be read: nobody waits for that
+                for output in (1, 2):
+                    await self._stream.send(["close", output], urgent=True)
+            with contextlib.suppress(AgentOSError):  # it has just ended
+                await self._client.call(Tell(agent=self._name, signal=number))
+
+        self.start(tell())
+
+
+async def _all_out(drains: Iterable[Drain]) -> None:
+    for drain in drains:
+        await drain.finish()
+
+
+async def _first(*waiting: Coroutine[Any, Any, Any]) -> None:
+    tasks = [asyncio.ensure_future(one) for one in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,169 @@
+"""Has a kernel started where none runs: in the background, one for a home, however many ask at once.
+
+In: the wish to be connected. Out: a `Client`, and whether the kernel is new. Which kernel has the home is decided by
+the kernels themselves (a lock); whoever comes second is told so and connects to the first. If it cannot start, the
+error is the one it had.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agent_os.abi import errors
+from agent_os.abi.errors import EACCES, EHOSTUNREACH, EIO, AgentOSError
+from agent_os.abi.syscalls import Leave
+from agent_os.client import place
+from agent_os.client.wire import Client, connect
+
+LOG = "logs/kernel.log"
+ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
+_TRIES = 20
+_TO_START = 30.0  # seconds
+_TO_END = 30.0
+_BETWEEN = 0.02
+_started: "list[subprocess.Popen[bytes]]" = []  # kept, so that nobody minds that they outlive us
+
+
+@asynccontextmanager
+async def session(*, start: bool = True) -> AsyncGenerator[tuple[Client, bool]]:
+    """A connection, for the length of a command, and whether a kernel was started for it. One that somebody's command
+    started ends with its last agent and client: then it is gone when this returns."""
+    async with connected(start=start) as (client, started):
+        try:
+            yield client, started
+        finally:
+            await asyncio.shield(leave(client))
+
+
+@asynccontextmanager
+async def connected(*, start: bool = True, stay: bool = False) -> AsyncGenerator[tuple[Client, bool]]:
+    """A connection and whether the kernel is new. `stay` starts one that does not end by itself."""
+    started = False
+    for _ in range(_TRIES):
+        opening = connect()
+        try:
+            client = await opening.__aenter__()
+        except EHOSTUNREACH:  # none, or one that is just ending
+            if not start:
+                raise
+            started = await launch(stay=stay)
+            continue
+        try:
+            yield client, started
+        finally:
+            await opening.__aexit__(None, None, None)
+        return
+    raise EIO(
+        "daemon.failed", "a kernel was started again and again, and none stayed", hint=f"see {place.home() / LOG}"
+    )
+
+
+async def leave(client: Client) -> None:
+    """Say that we are done, and wait for the end of a kernel that ends for it."""
+    try:
+        answer = await client.call(Leave(), deadline=5.0)
+    except AgentOSError:  # it has gone already, or has other worries
+        return
+    if answer["ending"]:
+        try:
+            async with asyncio.timeout(_TO_END):
+                await client.ended()
+        except TimeoutError:
+            reason = f"the kernel, process {client.pid}, was to end and did not within {_TO_END:.0f} s"
+            raise EIO("daemon.stuck", reason, hint=f"kill -9 {client.pid}") from None
+
+
+async def launch(*, stay: bool = False) -> bool:
+    """Start a kernel and wait until it can be talked to; False if another one had the home first."""
+    home = _prepared(place.home())
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "agent_os.daemon", "--home", str(home), "--socket", str(place.control_socket())]
+    command += ["--ready-fd", str(writing)] + ([] if stay else ["--auto"])
+    try:
+        log = _log(home)
+        try:
+            _started[:] = [one for one in _started if one.poll() is None]
+            quiet = subprocess.DEVNULL
+            _started.append(
+                subprocess.Popen(
+                    command, stdin=quiet, stdout=log, stderr=log, pass_fds=(writing,), cwd="/", start_new_session=True
+                )
+            )
+        finally:
+            os.close(log)
+            os.close(writing)
+        answer = await _answer(reading)
+    finally:
+        os.close(reading)
+    if error := answer.get("error"):
+        raise getattr(errors, error["name"], EIO)(error["code"], error["reason"], hint=error["hint"])
+    if "held" in answer:
+        await asyncio.sleep(_BETWEEN)
+        return False
+    return True
+
+
+def _prepared(home: Path) -> Path:
+    """The home, made on first use, 0700."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = f"the state directory {home} cannot be made: {problem.strerror}"
+        raise EACCES("state.unwritable", reason, hint=ELSEWHERE) from None
+    home = home.resolve()
+    require_own(home)
+    return home
+
+
+def require_own(home: Path) -> None:
+    """Whoever else could write there would decide what the kernel believes, and where it writes."""
+    info = home.stat()
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        owner = f"it belongs to uid {info.st_uid}" if info.st_uid != os.geteuid() else "others can write there"
+        reason = f"the state directory {home} cannot be trusted: {owner}"
+        raise EACCES("state.foreign", reason, hint=f"chmod go-w {home}, or: {ELSEWHERE}")
+
+
+def _log(home: Path) -> int:
+    try:
+        (home / LOG).parent.mkdir(mode=0o700, exist_ok=True)
+        return os.open(home / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        reason = f"the state directory {home} cannot be written: {problem.strerror}"
+        raise EACCES("state.unwritable", reason, hint=ELSEWHERE) from None
+
+
+async def _answer(reading: int) -> dict[str, Any]:
+    """What the kernel said when it was ready, or had to give up."""
+    os.set_blocking(reading, False)
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(reading, ready.set)
+    said = b""
+    try:
+        async with asyncio.timeout(_TO_START):
+            while True:
+                ready.clear()
+                await ready.wait()
+                with suppress(BlockingIOError):
+                    piece = os.read(reading, 65536)
+                    if not piece:
+                        break
+                    said += piece
+    except TimeoutError:
+        raise EIO("daemon.failed", f"the kernel was not ready within {_TO_START:.0f} s", hint=_see_log()) from None
+    finally:
+        loop.remove_reader(reading)
+    if not said:
+        raise EIO("daemon.failed", "the kernel ended before it was ready", hint=_see_log())
+    return json.loads(said)
+
+
+def _see_log() -> str:
+    return f"{place.home() / LOG} says why"

@@ -1,0 +1,1 @@
+"""Who may do what: capabilities, and later policy, labels, budgets, approvals and secrets."""

@@ -1,0 +1,93 @@
+"""What a syscall is made of on the kernel's side: who calls, what authority it needs, how it is recorded, what it gave.
+
+Data only. The gate and the dispatcher read it, subsystems fill it in; nothing here acts. Structs of msgspec, because a
+few are made for every call and a dataclass takes four times as long to fill.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from agent_os.abi.syscalls import Effect
+from agent_os.drivers.store import Blob, Put
+
+
+class Stream(Protocol):
+    """Chunks beside a call, in both directions, each bounded by the other side's credit."""
+
+    async def send(self, value: Any) -> None:
+        """Waits for credit. EPIPE: the other side is gone."""
+        ...
+
+    async def receive(self, *, credit: bool = True) -> Any:
+        """The next chunk, None at its END. EPIPE: the other side is gone. Without `credit` the other side may not send
+        more for it until `give`."""
+        ...
+
+    def give(self, count: int) -> None: ...
+
+    @property
+    def last_size(self) -> int:
+        """Of the chunk last received, in bytes, as credit counts them."""
+        ...
+
+
+class Need(NamedTuple):
+    """The authority that a call needs: one capability must cover all of it."""
+
+    kind: str  # file, mem, tool, agent, …
+    action: str
+    target: str
+
+
+class Way(Enum):
+    """How a call is recorded."""
+
+    RESULT = "result"  # act, then one entry, committed before the reply (D1)
+    STORE = "store"  # its whole effect lies in the store: effect and outcome are one synced transaction (D2)
+    EFFECT = "effect"  # intent synced, then the effect, then the outcome synced
+
+
+class Done(Struct):
+    """What acting gave: the value to answer with, and what the store must hold with its record."""
+
+    value: Any = None
+    puts: Sequence[Put] = ()
+    blobs: Sequence[Blob] = ()
+    kept: Any = None  # what the record keeps as the value, where that is something else
+
+
+class Act(Struct):
+    """A call that has been understood: what it needs, how it is recorded, and the deed itself.
+
+    Made without acting. `do` is a plain function where nothing is waited for, which costs no task; else it gives an
+    awaitable. `record` is what the journal keeps of the request, if not the request itself; it must hold what `verify`
+    needs. An exception of the AgentOSError family is the call's recorded outcome.
+    """
+
+    do: Callable[[], Done | Awaitable[Done]]
+    needs: Sequence[Need] = ()
+    way: Way = Way.RESULT
+    effect: Effect = Effect.PURE
+    record: Any = None
+    can_stop: bool = True  # it may be cancelled, by its caller or its deadline, and then says truly how it ended
+    cost: Mapping[str, float] = {}  # to be reserved before it happens
+    ask: str = ""  # why a person must be asked first
+    answered: Callable[[], None] | None = None  # called when the record is committed, just before the answer leaves
+
+
+class Asked(Struct):
+    """One call as it arrived."""
+
+    op: int
+    raw: bytes  # the body as it was sent; what a replay is compared with
+    id: int = 0
+    cap: int | None = None
+    deadline: float | None = None  # monotonic
+    key: str | None = None
+    pos: str | None = None
+    seen: int = 0
+    request: Any = None  # the body decoded, as the table says
+    stream: Stream | None = None  # where the table says that chunks go beside the reply

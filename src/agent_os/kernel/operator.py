@@ -1,0 +1,345 @@
+"""What operators ask on the control socket: each operation understood, as an `Act` for the gate.
+
+In: a caller that the door has recognised as the operator, and a request of the operator range. Looks, signals and
+decisions about kept work; the doing is the table's, the signals', the guests' and the workspaces'.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from agent_os import __version__
+from agent_os.abi import syscalls as abi
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EBUSY, EINVAL, ENOENT, ESRCH, AgentOSError
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.syscalls import BY_REQUEST
+from agent_os.abi.text import portable
+from agent_os.kernel import auditing, outputs, works
+from agent_os.kernel.calls import Act, Asked, Done, Stream
+from agent_os.kernel.guests import Follower, Guests, Run, Settled
+from agent_os.kernel.recorded import decode_any
+from agent_os.kernel.signals import known
+from agent_os.kernel.table import Actor, Agent, qualified, shown
+
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+
+__all__ = ["PREPARE", "Guests"]
+_FOLLOW_S = 0.2
+_PIECE = 64 << 10
+
+Prepare = Callable[["Kernel", Any, Asked], Act]
+
+
+def _waiting(work: Callable[["Kernel", Actor, Asked], Awaitable[Any]]) -> Prepare:
+    """An operation that takes time."""
+
+    def prepared(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+        async def do() -> Done:
+            return Done(await work(kernel, caller, asked))
+
+        return Act(do)
+
+    return prepared
+
+
+def _stream(asked: Asked) -> Stream:
+    if asked.stream is None:
+        raise EINVAL("stream", "there is no stream beside this call")
+    return asked.stream
+
+
+# Look.
+
+
+def _status(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    def do() -> Done:
+        states: dict[str, int] = {}
+        for agent in kernel.table.alive():
+            states[agent.state] = states.get(agent.state, 0) + 1
+        return Done(
+            {
+                "version": __version__,
+                "pid": os.getpid(),
+                "home": portable(str(kernel.home)),
+                "seconds": (time.time_ns() - kernel.started_ns) / 1e9,
+                "agents": states,
+                "entries": kernel.store.size(),
+                "journal": str(kernel.journal.failed.reason) if kernel.journal.failed else "ok",
+                "clients": kernel.clients,
+                "auto": kernel.auto,
+                "halting": kernel.halting,
+            }
+        )
+
+    return Act(do)
+
+
+def _list(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    everybody = cast("abi.ListAgents", asked.request).all
+
+    def do() -> Done:
+        return Done({"agents": [_row(one) for one in kernel.table if everybody or not one.exit]})
+
+    return Act(do)
+
+
+def _inspect(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    agent = kernel.table.find(cast("abi.Inspect", asked.request).agent)
+    held = [{"handle": one.id, "capability": str(one.capability), "origin": one.origin} for one in agent.holdings]
+    more = {"capabilities": held, "order": agent.order}
+    return Act(lambda: Done({**_row(agent), **more, **auditing.story(kernel, agent.id)}))
+
+
+def _row(agent: Agent) -> dict[str, Any]:
+    """An agent as lists show it: what the table knows, and what its process is doing."""
+    row: dict[str, Any] = {**msgspec.to_builtins(shown(agent)), "number": agent.pid, "kernel": os.getpid(), "pid": None}
+    if isinstance(agent.running, Run) and not agent.exit:
+        status = asdict(agent.running.guest.status())
+        status["command"] = [portable(word) for word in status["command"]]
+        status["project"] = status["project"] and portable(status["project"])
+        row |= status | {"state": agent.state}
+    return row
+
+
+# Run.
+
+
+async def _run(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Run", asked.request)
+    if kernel.halting:
+        raise EBUSY("halting", "the kernel is stopping", hint="try again in a moment")
+    if request.detach:
+        agent = await kernel.guests.start(request.order)
+        return _started(agent)
+    stream = _stream(asked)
+    agent = await kernel.guests.start(request.order, follower=Follower(stream, caller))
+    try:
+        await stream.send(["started", _started(agent)])
+        settled = await kernel.guests.end_of(agent)
+    except BaseException:
+        await kernel.guests.abandon(agent)
+        raise
+    ended = kernel.table.find(agent.id).exit
+    return {**await _told(stream, settled), "result": ended.result if ended else None}
+
+
+def _started(agent: Agent) -> dict[str, Any]:
+    run = agent.running
+    pid = run.guest.status().pid if isinstance(run, Run) else None
+    return {"name": agent.name, "level": agent.isolation, "pid": pid}
+
+
+async def _told(stream: Stream, settled: Settled) -> dict[str, Any]:
+    """The outcome of a run. Lists that may be long go ahead of it, in chunks."""
+    outcome = settled.outcome
+    if settled.report:
+        await works.send_report(stream, settled.report)
+    await works.send(stream, "changes", map(works.entry, outcome.changes))
+    limits = {name: getattr(outcome.limits, name) for name in ("memory_mb", "disk_mb", "tmp_mb")}
+    return {
+        "name": outcome.name,
+        "code": outcome.code,
+        "ending": outcome.ending,
+        "level": outcome.level,
+        "seconds": outcome.seconds,
+        "limits": limits,
+        "refusals": [[portable(one.what), one.times, one.allow] for one in outcome.refusals],
+        "notes": [portable(note) for note in outcome.notes],
+        "workspace": works.about(outcome.workspace) if outcome.workspace else None,
+        "kept": settled.kept,
+        "committed": settled.report is not None,
+        "note": portable(settled.note),
+    }
+
+
+# Act on agents.
+
+
+async def _tell(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Tell", asked.request)
+    signal, agent = known(request.signal), _alive(kernel, request.agent)
+    run = agent.running if isinstance(agent.running, Run) else None
+    mine = kernel.guests.owner(agent) is caller
+    if run and mine and signal in (AgentSignal.SIGTERM, AgentSignal.SIGKILL):
+        run.guest.interrupted()  # by whoever started it: the outcome says so
+    if signal is AgentSignal.SIGKILL:
+        return await _kill(kernel, caller, agent, run, quiet=mine)
+    await kernel.signals.send(caller, agent, signal)
+    if signal in (AgentSignal.SIGSTOP, AgentSignal.SIGCONT):
+        _say(kernel, caller, agent, "paused" if signal is AgentSignal.SIGSTOP else "resumed")
+    return {"processes": 0, "survivors": 0, "seconds": 0.0}
+
+
+async def _kill(kernel: "Kernel", caller: Actor, agent: Agent, run: Run | None, *, quiet: bool) -> dict[str, Any]:
+    """Returns when nothing of it is left; counts what there was and what, against all rules, still is."""
+    began = time.monotonic()
+    found = run.guest.members() if run else []
+    if not quiet:
+        kernel.guests.notice(agent, f"killed by process {caller.pid}")
+    try:
+        await kernel.signals.send(caller, agent, AgentSignal.SIGKILL)
+    except AgentOSError:
+        if run is None or agent.exit:
+            raise
+        await run.destroy()  # a disk too full for the record must not save it
+    left = run.guest.survivors(found) if run else 0
+    return {"processes": len(found), "survivors": left, "seconds": time.monotonic() - began}
+
+
+async def _hold(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Hold", asked.request)
+    agent = _alive(kernel, request.agent)
+    was = agent.held or agent.stopped
+    await kernel.signals.send(caller, agent, AgentSignal.SIGSTOP if request.hold else AgentSignal.SIGCONT)
+    news = was != request.hold
+    if news:
+        _say(kernel, caller, agent, "paused" if request.hold else "resumed")
+    return {"was": news}
+
+
+def _say(kernel: "Kernel", caller: Actor, agent: Agent, what: str) -> None:
+    more = f"   go on: agentctl resume {agent.name}" if what == "paused" else ""
+    kernel.guests.notice(agent, f"{what} by process {caller.pid}{more}")
+
+
+def _alive(kernel: "Kernel", name: str) -> Agent:
+    """A running agent. One that has ended left something to look at, perhaps, and its error says so."""
+    try:
+        return kernel.table.find_alive(name)
+    except ESRCH as error:
+        try:
+            works.find(kernel.guests.home, name)
+        except AgentOSError:
+            raise error from None
+        raise ESRCH("agent.ended", f"{name} has ended", hint=f"agentctl diff {name} shows what it changed") from None
+
+
+async def _wait(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    name = cast("abi.Await", asked.request).agent
+    try:
+        return await kernel.wait_for(kernel.table.find(name))
+    except ESRCH:
+        return _from_record(kernel, name)
+
+
+def _from_record(kernel: "Kernel", name: str) -> dict[str, Any]:
+    """How an agent ended that an earlier kernel ran."""
+    agent_id = qualified(name)
+    last: dict[str, Any] | None = None
+    for entry, body in kernel.journal.scan(agent_id):
+        if entry.kind == Kind.EXIT and body is not None:
+            last = cast("dict[str, Any]", decode_any(body))
+    if last is None:
+        raise ESRCH("agent.unknown", f"there is no agent {name!r}", hint="agentctl ps lists who is running")
+    state = "completed" if last["class"] in ("normal", "requested") else "failed"
+    return {"agent": name, "state": state, "status": last["code"], "result": last["result"], "reason": last["reason"]}
+
+
+async def _snapshot(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Snapshot", asked.request)
+    agent = next((one for one in kernel.table.alive() if one.name == request.agent), None)
+    if agent and isinstance(agent.running, Run):
+        try:
+            kept = await agent.running.guest.snapshot(request.name, f"process {caller.pid}")
+        except ESRCH:  # it has ended meanwhile, and its state is kept
+            kept = await asyncio.to_thread(works.copy, kernel.guests.home, request.agent, request.name)
+    else:
+        kept = await asyncio.to_thread(works.copy, kernel.guests.home, request.agent, request.name)
+    changes = await asyncio.to_thread(kept.diff)
+    return {**works.about(kept), "of": request.agent, "counts": works.counts(changes)}
+
+
+async def _work(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    return await works.do(kernel.guests.home, cast("abi.Work", asked.request), _stream(asked))
+
+
+async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    """What it wrote, and with `follow` what it writes until its end."""
+    request, stream = cast("abi.Logs", asked.request), _stream(asked)
+    name = qualified(request.agent).rpartition("/")[2]
+    reader = outputs.Reader(kernel.guests.home, name, request.last, request.skip)
+    try:
+        while True:
+            alive = any(one.name == name for one in kernel.table.alive())
+            while data := reader.read(_PIECE):
+                await stream.send(data)
+            if not (request.follow and alive):
+                return None
+            await asyncio.sleep(_FOLLOW_S)
+    finally:
+        reader.close()
+
+
+# The kernel itself.
+
+
+def _down(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    grace = cast("abi.Down", asked.request).grace_s
+
+    def stop() -> None:
+        if not kernel.halting:
+            kernel.start(kernel.stop(grace))
+
+    return Act(lambda: Done({"agents": len(kernel.table.alive())}), answered=stop)
+
+
+def _leave(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    adopt = cast("abi.Leave", asked.request).adopt
+    ending = False
+
+    def do() -> Done:
+        nonlocal ending
+        kernel.auto = kernel.auto and not adopt
+        ending = kernel.auto and not kernel.guests.busy and kernel.clients <= 1
+        return Done({"ending": ending})
+
+    def answered() -> None:
+        if ending and not kernel.halting:
+            kernel.start(kernel.stop(0))
+
+    return Act(do, answered=answered)
+
+
+async def _release(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Release", asked.request)
+    agent_id = qualified(request.agent)
+    if kernel.store.get("quarantine", agent_id) is None:
+        raise ENOENT("quarantine.none", f"{request.agent} is not in quarantine")
+    await kernel.release(agent_id, request.reason)
+    return None
+
+
+async def _panic(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
+    request = cast("abi.Panic", asked.request)
+    if request.agent is not None:
+        await kernel.quarantine(kernel.table.find(request.agent), request.reason)
+        return None
+    await kernel.hold_all()
+    kernel.start(kernel.stop(0))
+    return None
+
+
+_BY_TYPE: Mapping[type[abi.Body], Prepare] = {
+    abi.Status: _status,
+    abi.ListAgents: _list,
+    abi.Inspect: _inspect,
+    abi.Run: _waiting(_run),
+    abi.Tell: _waiting(_tell),
+    abi.Hold: _waiting(_hold),
+    abi.Snapshot: _waiting(_snapshot),
+    abi.Await: _waiting(_wait),
+    abi.Down: _down,
+    abi.Logs: _waiting(_logs),
+    abi.Release: _waiting(_release),
+    abi.Panic: _waiting(_panic),
+    abi.Leave: _leave,
+    abi.Work: _waiting(_work),
+}
+PREPARE: dict[int, Prepare] = {BY_REQUEST[kind].number: prepare for kind, prepare in _BY_TYPE.items()}

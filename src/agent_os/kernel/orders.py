@@ -1,0 +1,141 @@
+"""An operator's order as it arrives on the wire, read and checked: a map in, a `plan.Order` and its `Host` out.
+
+The words are those of `agentctl run`; paths are relative to the client's directory, and of its environment only what it
+sent is known. Raises before anything is made. Decides nothing about how a guest is built: that is `plan`'s.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agent_os.abi import frames
+from agent_os.abi.errors import EINVAL
+from agent_os.abi.text import native
+from agent_os.kernel import guest, plan
+from agent_os.kernel.egress import parse_grant
+from agent_os.kernel.workspace import Workspace, Workspaces
+from agent_os.kernel.workspace.sources import check_source
+from agent_os.sandbox.spec import LEVELS
+
+DEFAULT_LEVEL = "S2"
+After = Literal["keep", "commit", "discard"]
+Text = Any  # str, or bytes where a name of the host is no UTF-8; `_text` sees to it
+
+
+class Written(Struct, forbid_unknown_fields=True):
+    """An order, as written."""
+
+    argv: list[Text] = []
+    cwd: Text = "/"
+    environment: dict[str, Text] = {}  # of the client's own, what a plan may look at
+    workspace: Text | None = None
+    mounts: list[Text] = []
+    net: list[str] = []
+    env: list[Text] = []
+    timeout: str | None = None
+    limit: list[str] = []
+    min_isolation: str | None = None
+    origin: str | None = None
+    snapshot: str | None = None
+    tty: tuple[int, int] | None = None
+    name: str | None = None
+    after: After = "keep"
+    allow_protected: bool = False
+    file: Text | None = None  # an agent written for us: its file, the function, and its author's interpreter
+    function: str = ""
+    python: Text = ""
+    kind: str = ""  # from here on what the kernel adds, so that the same order can be carried out again
+    parent: str | None = None
+    caps: list[str] = []
+    input: Any = None
+
+
+_decode = msgspec.msgpack.Decoder(Written).decode  # what came by the wire is of the wire's types
+
+
+def read(order: Mapping[str, Any]) -> Written:
+    try:
+        return _decode(frames.encode_body(order))
+    except msgspec.ValidationError as problem:
+        raise EINVAL("order.malformed", f"this is no order: {problem}") from None
+
+
+def host_of(written: Written, state: Path) -> plan.Host:
+    env = {name: _text(value) for name, value in written.environment.items()}
+    home = env.get("HOME")
+    return plan.Host(state, Path(home) if home and home.startswith("/") else Path.home(), env)
+
+
+def parse(written: Written, here: plan.Host) -> plan.Order:
+    """What the operator wrote, checked."""
+    cwd = Path(_text(written.cwd))
+    if not cwd.is_absolute():
+        raise EINVAL("order.malformed", "cwd is an absolute path")
+    kept = Workspaces(here.state)
+    text = None if written.workspace is None else _text(written.workspace)
+    state = kept.open(written.origin) if written.origin is not None else None
+    mode, project = _restored(state, text, cwd, here) if state else _workspace(text, cwd, here)
+    if written.snapshot is not None:
+        _check_snapshot(written.snapshot, mode, kept)
+    wall = guest.parse_duration(written.timeout) if written.timeout else None
+    mounts = [guest.parse_mount(_text(mount), cwd=cwd, home=here.home) for mount in written.mounts]
+    return plan.Order(
+        argv=tuple(map(_text, written.argv)),
+        cwd=cwd,
+        project=project,
+        mode=mode,
+        mounts=tuple(plan.check_mount(mount, here) for mount in mounts),
+        net=tuple(parse_grant(each) for each in written.net),
+        env=guest.parse_env([_text(each) for each in written.env], here.env),
+        limits=guest.parse_limits(written.limit, wall),
+        min_level=minimum_level(written.min_isolation),
+        origin=state,
+        snapshot=written.snapshot,
+        tty=written.tty,
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | bytes):
+        raise EINVAL("order.malformed", f"this is no order: {type(value).__name__} where a name or a word belongs")
+    return native(value)
+
+
+def _workspace(text: str | None, cwd: Path, here: plan.Host) -> tuple[plan.Mode, Path | None]:
+    """`DIR` and `overlay:DIR` keep writes apart, `bind:DIR` writes through, `tmpfs` is empty and gone at the end."""
+    if text == "tmpfs":
+        return "tmpfs", None
+    if text is not None and not text.removeprefix("bind:").removeprefix("overlay:"):
+        raise EINVAL("workspace.malformed", "--workspace names no directory", hint="--workspace DIR, bind:DIR or tmpfs")
+    mode: plan.Mode = "bind" if text and text.startswith("bind:") else "overlay"
+    path = guest.expand(text.removeprefix(f"{mode}:") if text else ".", here.home)
+    return mode, check_source(cwd / path, state=here.state, home=here.home)
+
+
+def _restored(state: Workspace, text: str | None, cwd: Path, here: plan.Host) -> tuple[plan.Mode, Path | None]:
+    """A state goes over the very project it was made over."""
+    mode, project = _workspace(text or str(state.project), cwd, here)
+    if mode != "overlay" or project != state.project:
+        reason = f"{state.name} is a state of {state.project} and can go over nothing else"
+        raise EINVAL("snapshot.project", reason, hint="leave --workspace out")
+    return mode, project
+
+
+def _check_snapshot(name: str, mode: plan.Mode, kept: Workspaces) -> None:
+    if mode != "overlay":
+        reason = f"a {mode} workspace leaves no state that could be kept"
+        raise EINVAL("snapshot.nothing", reason, hint="--snapshot without --workspace bind: or tmpfs")
+    kept.require_free(name)
+
+
+def minimum_level(text: str | None = None) -> plan.Level:
+    """The level below which nothing starts: the operator's word, else the kernel's own, else S2."""
+    wanted = text or os.environ.get("AGENT_OS_MIN_ISOLATION") or DEFAULT_LEVEL
+    for level in LEVELS:
+        if level == wanted.upper():
+            return level
+    raise EINVAL("isolation.unknown", f"{wanted!r} is no isolation level", hint=f"one of {', '.join(LEVELS)}")

@@ -1,0 +1,291 @@
+"""After a crash: what the journal says was under way, and what becomes of it.
+
+An intent without an outcome is settled by its class: pure and idempotent deeds run again with the same key, verifiable
+ones are looked at first, anything else is parked as unknown until a person says what happened. Every step of this is
+itself recorded, so a crash during recovery is recovered from like any other. Native agents are then started again and
+replayed; guests are not, their end is recorded.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import dropwhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agent_os.abi import frames
+from agent_os.abi.entries import Entry, Kind
+from agent_os.abi.errors import EINTR, EIO, ENOENT, EUNKNOWN, AgentOSError
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.abi.syscalls import BY_NUMBER, Effect, Exit
+from agent_os.drivers.store import Put
+from agent_os.kernel.calls import Done
+from agent_os.kernel.journal import Draft
+from agent_os.kernel.recorded import Recorded, decode_any, settled
+from agent_os.kernel.signals import HELD, STOPPED, STOPS
+from agent_os.kernel.table import Agent, AgentKind, Ended
+from agent_os.kernel.tooling import Verified
+
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+
+_AT_ONCE = 64  # entries
+MOST_TRIES = 3  # incarnations in a row that brought nothing new
+_WRITE, _EXEC, _SIGNAL, _EXIT, _SPAWN, _REMOVE, _CHECKPOINT, _SLEEP, _SIGMASK = 2, 5, 6, 8, 9, 24, 26, 27, 31
+Found = tuple[Entry, bytes | None]
+log = logging.getLogger("agent_os.recovery")
+
+
+async def unhurried(found: Iterable[Found]) -> AsyncIterator[Found]:
+    """A record of any length: everybody else has a turn after every few entries."""
+    for number, one in enumerate(found, 1):
+        yield one
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
+class Recovery:
+    def __init__(self, kernel: "Kernel") -> None:
+        self._kernel = kernel
+        self.resolved = asyncio.Event()  # set, and made anew, whenever somebody resolved something
+        self._last_before = kernel.journal.size  # entries of earlier kernels; what is newer is under way in this one
+        self._resolving: set[int] = set()
+        self._progress: dict[str, tuple[int, int]] = {}  # agent → entries it had at the last restart, tries since
+
+    async def at_boot(self) -> None:
+        """Intents of agents that will not run again, then the agents that will."""
+        kernel = self._kernel
+        lasting = {key: decode_any(value) for key, value in kernel.store.items("agents")}
+        for entry, kept in kernel.journal.open_intents():
+            if entry.agent not in lasting or entry.op in (_EXEC, _SPAWN, _SIGNAL):
+                await self._settle(entry, kept)
+        for agent_id, order in lasting.items():
+            await self._again(agent_id, order)
+
+    async def _again(self, agent_id: str, order: dict[str, Any]) -> None:
+        words = self._last_words(agent_id)
+        if words is None and order.get("kind") == "native" and order.get("durable", True):
+            await self.begin(agent_id, order)
+            return
+        await self._is_over(agent_id, order, Ended(ExitClass.LOST, -1, "the kernel restarted"), words)
+
+    async def begin(self, agent_id: str, order: dict[str, Any]) -> None:
+        """Start an agent again. One that stands still is not: nothing of it runs until somebody lets it go on."""
+        kernel = self._kernel
+        name, parent = agent_id.rpartition("/")[2], order.get("parent")
+        stands = kernel.store.get(STOPS, agent_id)
+        try:
+            if stands is None:
+                await kernel.guests.start(order, name=name, parent=parent)
+                return
+            agent = kernel.table.admit(name, "native", parent=parent)
+            agent.order, agent.life = order, Incarnation.SUSPENDED
+            agent.held, agent.stopped, agent.asleep = HELD in stands, STOPPED in stands, True
+            agent.clock.stop()
+        except AgentOSError as error:
+            log.error("%s could not be started again: %s", agent_id, error)
+            if kernel.store.get("agents", agent_id) is not None:
+                await self._is_over(agent_id, order, Ended(ExitClass.ERROR, -1, f"not started: {error.reason}"))
+
+    async def go_on(self, agent: Agent) -> None:
+        """It stood still over a restart, and may run now. Returns when it does."""
+        kernel = self._kernel
+        kernel.table.forget(agent)
+        agent.next_life = kernel.start(self.begin(agent.id, agent.order))
+        agent.gone.set()
+        await asyncio.wait([agent.next_life])
+
+    def _last_words(self, agent_id: str) -> Exit | None:
+        """What an agent said that had ended by itself, when nobody was there any more to see it go."""
+        first = int(self._kernel.store.get("lives", agent_id) or 1)
+        for entry, kept in self._kernel.journal.scan(agent_id, first):
+            if entry.op == _EXIT and entry.kind == Kind.OUTCOME and not entry.code:
+                return msgspec.msgpack.decode(Recorded.of(kept).request, type=Exit)
+        return None
+
+    async def _is_over(self, agent_id: str, order: dict[str, Any], ended: Ended, words: Exit | None = None) -> None:
+        """An agent of an earlier kernel that does not live again: its row says so, and whoever waits for it hears."""
+        kernel = self._kernel
+        kind: AgentKind = "native" if order.get("kind") == "native" else "guest"
+        agent = kernel.table.admit(agent_id.rpartition("/")[2], kind, parent=order.get("parent"))
+        agent.incarnation -= 1  # the one that is over
+        agent.order, agent.last_words, agent.life = {**order, "durable": False}, words, Incarnation.STOPPING
+        await kernel.left(agent, ended)
+        for entry, kept in kernel.journal.open_intents():
+            if entry.agent == agent_id:
+                await self._settle(entry, kept)
+
+    def history(self, agent: Agent) -> Iterator[Found]:
+        """What an agent lived through that its program must be taken through again."""
+        start = self._kernel.checkpoints.newest_with_state(agent)
+        lives = self._kernel.journal.scan(agent.id, max(agent.first_aseq, start["aseq"] + 1 if start else 1))
+        if start:
+            lives = dropwhile(lambda one: not _is_checkpoint(one, start["name"]), lives)
+            next(lives, None)
+        return lives
+
+    async def settle_before(self, agent: Agent) -> None:
+        """What the agent itself left open; its workspace is mounted now. Then what only the record knows of it."""
+        await self._until_done(agent)
+        for entry, kept in self._kernel.journal.open_intents():
+            if entry.agent == agent.id:
+                await self._settle(entry, kept, agent)
+        async for entry, kept in unhurried(self._kernel.journal.scan(agent.id, agent.first_aseq)):
+            if entry.op == _SLEEP:
+                self._kernel.sleeps.remember(entry, kept)
+            elif entry.op == _SIGMASK and entry.kind == Kind.OUTCOME and not entry.code:
+                agent.mask = {AgentSignal(number) for number in decode_any(Recorded.of(kept).value)["mask"]}
+        self._kernel.signals.restore(agent)
+
+    async def _until_done(self, agent: Agent) -> None:
+        """An agent that died alone may have effects under way in this kernel: they end, and are recorded, first."""
+        news = asyncio.Event()
+        groups = self._kernel.journal.after_group
+        groups.append(news.set)
+        try:
+            while any(
+                entry.agent == agent.id and entry.seq > self._last_before and not self._is_parked(entry.seq)
+                for entry, _ in self._kernel.journal.open_intents()
+            ):
+                await news.wait()
+                news.clear()
+        finally:
+            groups.remove(news.set)
+
+    async def _settle(self, entry: Entry, kept: bytes | None, agent: Agent | None = None) -> None:
+        if self._is_parked(entry.seq):
+            return
+        recorded = Recorded.of(kept)
+        request = decode_any(recorded.request)
+        seen = await self._look(entry, request, agent)
+        if seen.state == "done":
+            await self._outcome(entry, recorded, seen.value, None)
+        elif seen.state == "not_done":
+            await self._outcome(entry, recorded, *await self._run(entry, request, agent))
+        else:
+            await self.park(entry)
+
+    async def _look(self, entry: Entry, request: Any, agent: Agent | None) -> Verified:
+        """`done` with the value to answer; `not_done`: it may run (again); `unsure`: only a person can tell. That is so
+        whenever looking itself fails."""
+        try:
+            if entry.op == _SIGNAL:
+                return Verified("done", {"delivered": True})  # every process of that time is gone
+            if entry.op == _SPAWN:
+                return self._child(entry, request)
+            if entry.op in (_WRITE, _REMOVE) and agent is not None:
+                seen = self._kernel.vfs.verify(agent.files, entry.op, request)
+                return Verified(seen.state, seen.value)
+            if entry.op == _EXEC:
+                tool = self._kernel.tools.find(request["tool"])
+                if entry.effect in (Effect.PURE, Effect.IDEMPOTENT):
+                    return Verified("not_done")
+                if entry.effect == Effect.VERIFIABLE and tool.verify:
+                    return await tool.verify(request["key"], request["params"])
+        except Exception as problem:  # a tool of somebody's; whatever it was, nothing is known
+            log.error("entry %d of %s cannot be verified: %s", entry.seq, entry.agent, problem)
+        return Verified("unsure")
+
+    def _child(self, entry: Entry, request: Any) -> Verified:
+        """A child that was being started has an order in the store from its first entry on."""
+        for agent_id, value in self._kernel.store.items("agents"):
+            order, name = decode_any(value), agent_id.rpartition("/")[2]
+            first = next(self._kernel.journal.scan(agent_id, int(self._kernel.store.get("lives", agent_id) or 1)), None)
+            mine = order.get("parent") == entry.agent and first is not None and first[0].seq > entry.seq
+            if mine and request["manifest"].get("name") in (None, name) and not self._answered(entry.agent, name):
+                return Verified("done", {"agent": name, "level": first[0].isolation if first else ""})
+        return Verified("not_done")
+
+    def _answered(self, parent: str, name: str) -> bool:
+        """Whether the parent was told of this child by another spawn."""
+        spawned = (kept for entry, kept in self._kernel.journal.scan(parent) if entry.op == _SPAWN)
+        answers = (decode_any(Recorded.of(kept).value) for kept in spawned)
+        return any(answer and answer["agent"] == name for answer in answers)
+
+    async def _run(self, entry: Entry, request: Any, agent: Agent | None) -> tuple[Any, AgentOSError | None]:
+        """The deed once more, with the same key; what it gave, or how it failed."""
+        try:
+            if entry.op == _EXEC:
+                return await self._kernel.tools.find(request["tool"]).run(request["key"], request["params"]), None
+            act = self._kernel.vfs.again(agent.files, entry.op, request) if agent and entry.op != _SPAWN else None
+            if act is None:
+                return None, EINTR("lost", "the kernel ended before this had begun; nothing of it happened")
+            done = act.do()
+            return (done if isinstance(done, Done) else await done).value, None
+        except AgentOSError as error:
+            return None, error
+        except Exception as bug:
+            log.error("entry %d of %s failed again", entry.seq, entry.agent, exc_info=bug)
+            return None, EIO("internal", f"this failed when it was run again: {type(bug).__name__}: {bug}")
+
+    def _is_parked(self, seq: int) -> bool:
+        return self._kernel.store.get("parked", f"{seq:020}") is not None
+
+    async def _outcome(self, intent: Entry, recorded: Recorded, value: Any, error: AgentOSError | None) -> None:
+        said = frames.body(value) if value is not None else frames.NIL
+        draft = Draft(intent.agent, Kind.OUTCOME, intent.inc, intent.op, intent.effect, intent.seq)
+        draft.pos, draft.seen, draft.key = intent.pos, intent.seen, intent.key
+        draft.body = settled(recorded, said, error)
+        draft.code = error.number if error else 0
+        draft.rule = "recovery"
+        await self._kernel.journal.record(draft, sync=True, puts=[Put("parked", f"{intent.seq:020}", None)])
+
+    async def park(self, intent: Entry) -> None:
+        """Unknown, and said so: the agent waits until a person has looked."""
+        told = frames.encode_body({"intent": intent.seq, "op": BY_NUMBER[intent.op].name})
+        draft = Draft(intent.agent, Kind.PARK, intent.inc, intent.op, ref=intent.seq, body=told)
+        draft.code = EUNKNOWN.number
+        puts = [Put("parked", f"{intent.seq:020}", intent.agent.encode())]
+        await self._kernel.journal.record(draft, sync=True, puts=puts)
+        log.warning("the outcome of entry %d of %s is unknown: agentctl resolve", intent.seq, intent.agent)
+
+    def parked(self, agent_id: str | None = None) -> list[tuple[int, str]]:
+        found = [(int(key), value.decode()) for key, value in self._kernel.store.items("parked")]
+        return [one for one in found if agent_id in (None, one[1])]
+
+    async def resolve(self, seq: int, verdict: str, result: Any, by: str) -> None:
+        """An operator says what became of it; the agent goes on with that. It stays parked until its outcome is on the
+        record: a crash in between asks again, and somebody who says the same at the same time is refused."""
+        kernel = self._kernel
+        if not self._is_parked(seq) or seq in self._resolving:
+            raise ENOENT("resolve.none", f"entry {seq} does not wait to be resolved", hint="agentctl inspect NAME")
+        self._resolving.add(seq)
+        try:
+            entry, kept = kernel.journal.read(seq)
+            recorded = Recorded.of(kept)
+            said = {"verdict": verdict, "by": by, "result": result, "intent": seq}
+            note = Draft(entry.agent, Kind.RESOLVE, entry.inc, entry.op, body=frames.encode_body(said))
+            await kernel.journal.record(note, sync=True)
+            if verdict == "done":
+                await self._outcome(entry, recorded, result, None)
+            elif verdict == "fail":
+                await self._outcome(entry, recorded, None, EIO("resolved", f"{by} says that it failed"))
+            else:
+                agent = next((one for one in kernel.table.alive() if one.id == entry.agent), None)
+                told = await self._run(entry, decode_any(recorded.request), agent)
+                await self._outcome(entry, recorded, *told)
+        finally:
+            self._resolving.discard(seq)
+        self.stir()
+
+    def stir(self) -> None:
+        """Whoever waits for somebody to decide looks again."""
+        self.resolved.set()
+        self.resolved = asyncio.Event()
+
+    def may_try_again(self, agent: Agent) -> bool:
+        """Whether starting it once more promises anything: not after three lives that brought nothing new."""
+        now = self._kernel.journal.aseq(agent.id)
+        before, tries = self._progress.get(agent.id, (0, 0))
+        tries = tries + 1 if now - before <= MOST_TRIES else 1  # a life always leaves a spawn and an exit
+        self._progress[agent.id] = (now, tries)
+        return tries <= MOST_TRIES
+
+
+def _is_checkpoint(found: Found, name: str) -> bool:
+    entry, kept = found
+    if entry.op != _CHECKPOINT or entry.kind != Kind.OUTCOME or entry.code:
+        return False
+    return decode_any(Recorded.of(kept).request)["name"] == name

@@ -1,0 +1,270 @@
+"""The syscall table of the kernel: number → what understands it.
+
+Each function turns one request into an `Act`: what authority it needs, how it is recorded, and the deed. Nothing
+happens here; the gate decides, records, and then acts. Operator operations live in `operator.py`.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from agent_os.abi import frames
+from agent_os.abi import syscalls as abi
+from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
+from agent_os.kernel.calls import Act, Asked, Done, Way
+from agent_os.kernel.signals import known
+from agent_os.kernel.table import Agent, Caller
+from agent_os.kernel.vfs import Stream as Content
+
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+
+Prepare = Callable[["Kernel", Any, Any], Act]
+_OPERATORS = frozenset(one.number for one in abi.TABLE if one.operator)
+_MOST_RANDOM = 1024
+_LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants it
+_LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
+_decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
+_NEVER: Callable[[], Done] = Done
+_ANY = {5, 6, 7, 8, 9, 26, 131}  # bodies with a part that no schema bounds
+
+
+def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
+    """Find, decode, understand. What is wrong with the body names the field; an unknown number names itself."""
+    op = asked.op
+    if op not in _decoders:
+        later = LATER.get(op)
+        raise ENOSYS("op", f"there is no syscall {op}" + (f" yet: {later}" if later else ""))
+    operator = op in _OPERATORS
+    if operator != caller.operator:
+        whom = "operators on the control socket" if operator else "agents"
+        raise EPERM("operator", f"{BY_NUMBER[op].name} is for {whom}")
+    asked.request = _decode(asked)
+    return (kernel.operations if operator else PREPARE)[op](kernel, caller, asked)
+
+
+def _decode(asked: Asked) -> Body:
+    raw = asked.raw if asked.raw != b"\xc0" else b"\x80"  # no body is an empty one
+    try:
+        request = _decoders[asked.op](raw)
+    except frames.UNREADABLE as problem:
+        raise EINVAL("body", f"{BY_NUMBER[asked.op].name}: {problem}") from None
+    if asked.op in _ANY:
+        frames.nesting([getattr(request, name) for name in request.__struct_fields__])
+    return request
+
+
+# Files. The VFS prepares; large data goes by the stream beside the call.
+
+
+def _read(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    act = kernel.vfs.read(agent.files, cast("abi.Read", asked.request))
+    inner = act.do
+
+    def do() -> Any:
+        done = inner()
+        if isinstance(done, Done):
+            return in_chunks(done.value, asked) if isinstance(done.value, Content) else done
+        return _then_chunks(done, asked)
+
+    act.do = do
+    return act
+
+
+async def _then_chunks(deed: Awaitable[Done], asked: Asked) -> Done:
+    done = await deed
+    return await in_chunks(done.value, asked) if isinstance(done.value, Content) else done
+
+
+async def in_chunks(content: Content, asked: Asked) -> Done:
+    """A large entry as a stream: what it is, then its pieces. The record keeps its hash; a replay reads it again and
+    compares. Where there is no stream (a context in our own process), it is one value."""
+    hashed, pieces = sha256(), list[Any]()
+    try:
+        if asked.stream:
+            await asked.stream.send(content.head)
+        for chunk in content.chunks:
+            hashed.update(chunk.encode() if isinstance(chunk, str) else chunk)
+            if asked.stream:
+                await asked.stream.send(chunk)
+            else:
+                pieces.append(chunk)
+    finally:
+        content.close()
+    kept = {**content.head, "streamed": hashed.digest()}
+    if asked.stream:
+        return Done(None, kept=kept)
+    return Done({**content.head, "data": ("" if content.text else b"").join(pieces)}, kept=kept)
+
+
+def _write(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Write", asked.request)
+    if not isinstance(request.data, bytes | str):
+        raise EINVAL("body", f"SYS_WRITE: expected bytes or text, got {type(request.data).__name__} - at `$.data`")
+    if not request.stream:
+        return kernel.vfs.write(agent.files, request)
+    upload = kernel.vfs.upload(agent.files, request)
+    stream = asked.stream
+    if stream is None:
+        raise EINVAL("stream", "there is no stream beside this call")
+
+    outside = upload.needs[0].kind == "file"
+    act = Act(_NEVER, upload.needs, Way.EFFECT if outside else Way.STORE, Effect.IDEMPOTENT, upload.record)
+
+    async def receive() -> Done:
+        try:
+            while (chunk := await stream.receive()) is not None:
+                upload.add(chunk)
+            written = upload.end()
+            act.answered = written.answered
+            done = written.do()
+            return done if isinstance(done, Done) else await done
+        finally:
+            upload.abort()
+
+    act.do = receive
+    return act
+
+
+def _vfs(method: str) -> Prepare:
+    def prepared(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+        return getattr(kernel.vfs, method)(agent.files, asked.request)
+
+    return prepared
+
+
+# Tools and other agents.
+
+
+def _exec(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Exec", asked.request)
+    key = asked.key or f"{kernel.journal.log_id.hex()[:8]}:{agent.id}:{kernel.journal.next_seq}"
+    return kernel.tools.prepare(agent, request, key)
+
+
+def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Signal", asked.request)
+    if len(asked.raw) > _LARGEST_SIGNAL:
+        raise EMSGSIZE("signal.value", f"a signal with its value has at most {_LARGEST_SIGNAL} bytes")
+    target, signal = kernel.table.find_alive(request.agent, hint=False), known(request.signal)
+
+    async def do() -> Done:
+        return Done({"delivered": await kernel.signals.send(agent, target, signal, request.value)})
+
+    return Act(do, kernel.signals.needs(agent, target, signal), Way.EFFECT, Effect.IDEMPOTENT)
+
+
+def _spawn(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    return kernel.spawning(agent, cast("abi.Spawn", asked.request))
+
+
+def _wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Wait", asked.request)
+
+    async def do() -> Done:
+        return Done(await kernel.wait_for_child(agent, request.agent))
+
+    return Act(do)
+
+
+def _exit(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Exit", asked.request)
+
+    def do() -> Done:
+        agent.last_words = request
+        return Done()
+
+    return Act(do, way=Way.STORE, effect=Effect.IDEMPOTENT, answered=lambda: kernel.left_by_itself(agent))
+
+
+# The agent itself.
+
+
+def _check_policy(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.CheckPolicy", asked.request)
+    other = Asked(request.op, frames.encode_body(request.body))
+    return Act(lambda: Done(kernel.gate.dry(agent, other)))
+
+
+def _checkpoint(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Checkpoint", asked.request)
+    return kernel.checkpoints.prepare(agent, request)
+
+
+def _sleep(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Sleep", asked.request)
+    if (request.ms is None) == (request.until_ns is None):
+        raise EINVAL("body", "SYS_SLEEP takes ms or until_ns, one of them")
+    if (request.ms or 0) > _LONGEST_SLEEP:
+        raise EINVAL("body", f"SYS_SLEEP sleeps at most {_LONGEST_SLEEP} ms, a year - at `$.ms`")
+
+    async def do() -> Done:
+        if request.until_ns is not None:
+            await kernel.sleeps.until(agent, request.until_ns)
+        else:
+            await kernel.sleeps.sleep(agent, asked, (request.ms or 0) / 1000)
+        return Done()
+
+    return Act(do)
+
+
+def _now(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    return Act(lambda: Done({"wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}))
+
+
+def _random(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    count = cast("abi.Random", asked.request).n
+    if not 0 <= count <= _MOST_RANDOM:
+        raise EINVAL("body", f"SYS_RANDOM gives 0 to {_MOST_RANDOM} bytes - at `$.n`")
+    return Act(lambda: Done(os.urandom(count)))
+
+
+def _approve_wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    raise ENOSYS("approvals", "approvals come with the authority step, so no request is open")
+
+
+def _sigmask(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    request = cast("abi.Sigmask", asked.request)
+    block, unblock = {known(n) for n in request.block}, {known(n) for n in request.unblock}
+    if never := sorted(one for one in block if not one.maskable):
+        raise EINVAL("signal.mask", f"{AgentSignal(never[0]).name} cannot be masked")
+
+    def do() -> Done:
+        agent.mask |= block - unblock
+        later = unblock & agent.mask
+        if later:
+            kernel.start(kernel.signals.unmask(agent, later))
+        return Done({"mask": sorted(agent.mask - later)})
+
+    return Act(do, way=Way.STORE, effect=Effect.IDEMPOTENT)
+
+
+PREPARE: dict[int, Prepare] = {
+    1: _read,
+    2: _write,
+    3: _vfs("open"),
+    4: _vfs("close"),
+    5: _exec,
+    6: _signal,
+    7: _check_policy,
+    8: _exit,
+    9: _spawn,
+    10: _wait,
+    21: _vfs("share"),
+    22: _vfs("list"),
+    23: _vfs("stat"),
+    24: _vfs("remove"),
+    25: _vfs("watch"),
+    26: _checkpoint,
+    27: _sleep,
+    28: _now,
+    29: _random,
+    30: _approve_wait,
+    31: _sigmask,
+}

@@ -1,0 +1,298 @@
+"""The process table: every agent by id, and the numbers that never come back.
+
+An agent is an id (`namespace/name`) that outlives its processes; each process is an incarnation with a pid of ours,
+ascending and never reused. Everything lasting belongs to the id. Owns the rows and their states; starts and stops
+nothing.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ESRCH, AgentOSError
+from agent_os.abi.signals import AgentSignal
+from agent_os.abi.states import AgentState, ExitClass, Incarnation, moved
+from agent_os.abi.syscalls import Exit
+from agent_os.drivers.store import Put, Store
+from agent_os.kernel.authority.capability import Holdings
+
+if TYPE_CHECKING:
+    from agent_os.kernel.vfs import Root
+
+NAMESPACE = "default"
+MAX_PROCESSES = 1024
+_LONGEST_NAME = 127  # with its namespace
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+AgentKind = Literal["native", "guest", "context"]
+
+
+class Running(Protocol):
+    """The process behind an agent. Each returns when it is true."""
+
+    async def freeze(self) -> bool: ...
+
+    async def thaw(self) -> bool: ...
+
+    async def destroy(self) -> int:
+        """Every process of it is gone; how many there were."""
+        ...
+
+    async def finish(self) -> None:
+        """It said that it ends: wait a moment for that, then make it."""
+        ...
+
+    def host_signal(self, number: int) -> None: ...
+
+
+class Line(Protocol):
+    """Where an agent's deliveries go: its socket, or the program that embeds us."""
+
+    def push(self, what: str, body: Any) -> None: ...
+
+    def bye(self, error: AgentOSError) -> None: ...
+
+
+class Clock:
+    """Runs while its agent does: it stands still while the agent is held."""
+
+    def __init__(self) -> None:
+        self._since, self._before = time.monotonic(), 0.0
+        self.awake = asyncio.Event()
+        self.awake.set()
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (time.monotonic() - self._since if self.awake.is_set() else 0.0)
+
+    def stop(self) -> None:
+        self._before = self.seconds
+        self.awake.clear()
+
+    def go_on(self) -> None:
+        self._since = time.monotonic()
+        self.awake.set()
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.seconds + seconds
+        while (left := end - self.seconds) > 0:
+            await asyncio.sleep(left)
+            await self.awake.wait()
+
+
+@dataclass(eq=False)
+class Agent:
+    """One row: what the kernel knows of an agent now."""
+
+    id: str
+    kind: AgentKind
+    pid: int
+    incarnation: int
+    isolation: str  # S0…S4, or none
+    parent: str | None
+    holdings: Holdings
+    root: "Root | None" = None
+    line: Line | None = None
+    running: Running | None = None
+    life: Incarnation = Incarnation.STARTING
+    detail: str = ""  # what refines the state: replaying, parked, quarantined, …
+    quarantined: bool = False
+    held: bool = False  # by operator or kernel; no agent lifts it
+    stopped: bool = False  # by an agent's SIGSTOP
+    asleep: bool = False  # it stood still over a restart, and has no process until it may go on
+    fate: "Ended | None" = None  # how it is about to be ended, by us
+    exit: "Ended | None" = None
+    mask: set[AgentSignal] = field(default_factory=set[AgentSignal])
+    pending: dict[AgentSignal, list[Any]] = field(default_factory=dict[AgentSignal, list[Any]])
+    first_aseq: int = 1  # where the record of this life begins: after the last end for good
+    delivered: int = 0  # recorded deliveries so far, over all incarnations
+    order: dict[str, Any] = field(default_factory=dict[str, Any])  # what it was started with
+    last_words: Exit | None = None  # it said that it ends, and how
+    silent: asyncio.Event = field(default_factory=asyncio.Event)  # its socket has been read to the end
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # its end is on the record
+    next_life: "asyncio.Task[Any] | None" = None  # it is being started again
+    clock: Clock = field(default_factory=Clock)
+
+    operator = False
+
+    @property
+    def files(self) -> "Root":
+        """The root in which its paths are looked up."""
+        if self.root is None:
+            raise EINVAL("vfs.none", "this agent has no file tree")
+        return self.root
+
+    @property
+    def name(self) -> str:
+        return self.id.removeprefix(f"{NAMESPACE}/")
+
+    @property
+    def state(self) -> AgentState:
+        if self.exit:
+            return AgentState.COMPLETED if self.exit.normal else AgentState.FAILED
+        if self.life is Incarnation.STARTING or self.detail == "replaying":
+            return AgentState.PENDING
+        return (
+            AgentState.PAUSED if self.life is Incarnation.SUSPENDED or self.detail == "parked" else AgentState.RUNNING
+        )
+
+    def become(self, life: Incarnation) -> None:
+        self.life = moved(self.life, life)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an incarnation ended. `code`: as returned, −n for a host signal, −1 if the kernel killed it."""
+
+    exit_class: ExitClass
+    code: int
+    reason: str = ""
+    result: Any = None
+    difference: Mapping[str, Any] | None = None  # record and call side by side, where a replay differed
+
+    @property
+    def normal(self) -> bool:
+        return self.exit_class in (ExitClass.NORMAL, ExitClass.REQUESTED)
+
+
+@dataclass(eq=False, slots=True)
+class Actor:
+    """An operator at a door. Holds no handles: its role decides."""
+
+    id: str  # local:1000
+    pid: int | None = None  # of the process at the other end
+    incarnation: int = 0
+    isolation: str = ""
+    delivered: int = 0
+    quarantined: bool = False
+
+    operator = True
+
+    @property
+    def actor(self) -> str:
+        return self.id
+
+
+Caller = Agent | Actor
+
+
+class Table:
+    """Rows of live agents; ended ones stay until their id starts again or they are forgotten."""
+
+    def __init__(self, store: Store) -> None:
+        self._rows: dict[str, Agent] = {}
+        self._store = store
+        self._last_pid = _number(store.get("table", "pid"))
+
+    def admit(self, name: str, kind: AgentKind, *, parent: str | None = None, isolation: str = "") -> Agent:
+        """A row for the next incarnation of an id. EEXIST while one lives; EBUSY when the table is full."""
+        agent_id = qualified(name)
+        old = self._rows.get(agent_id)
+        if old and not old.exit:
+            raise EEXIST("agent.exists", f"{old.name} is running already", hint="choose another name")
+        if len(self.alive()) >= MAX_PROCESSES:
+            raise EBUSY("table.full", f"{MAX_PROCESSES} agents are alive, and more are not admitted")
+        self._last_pid += 1
+        incarnation = _number(self._store.get("incarnations", agent_id)) + 1 if old is None else old.incarnation + 1
+        agent = Agent(agent_id, kind, self._last_pid, incarnation, isolation, parent, Holdings(agent_id))
+        agent.first_aseq = _number(self._store.get("lives", agent_id)) or 1
+        self._rows[agent_id] = agent
+        return agent
+
+    def puts(self, agent: Agent) -> list[Put]:
+        """What the store must hold with the entry that tells of this incarnation."""
+        count = str(agent.incarnation).encode()
+        parent = Put("parents", agent.id, (agent.parent or "").encode())
+        return [Put("table", "pid", str(self._last_pid).encode()), Put("incarnations", agent.id, count), parent]
+
+    def require_own_name(self, name: str, parent: str) -> None:
+        """What an agent kept belongs to its id: whoever may start children must not start one as somebody else's."""
+        agent_id = qualified(name)
+        known = self._store.get("incarnations", agent_id) is not None or agent_id in self._rows
+        if known and (self._store.get("parents", agent_id) or b"").decode() != parent:
+            raise EEXIST(
+                "agent.name", f"{name!r} is the name of an agent that is not yours", hint="choose another name"
+            )
+
+    def forget(self, agent: Agent) -> None:
+        if self._rows.get(agent.id) is agent:
+            del self._rows[agent.id]
+
+    def find(self, name: str, *, hint: bool = True) -> Agent:
+        """`hint`: names of others may be told, which is for operators."""
+        agent = self._rows.get(qualified(name, strict=False))
+        if agent is None:
+            near = _nearest(name, self._rows) if hint and len(name) <= _LONGEST_NAME else ""
+            raise ESRCH("agent.unknown", f"there is no agent {name[:_LONGEST_NAME]!r}", hint=near)
+        return agent
+
+    def find_alive(self, name: str, *, hint: bool = True) -> Agent:
+        agent = self.find(name, hint=hint)
+        if agent.exit:
+            raise ESRCH("agent.ended", f"{agent.name} has ended")
+        return agent
+
+    def alive(self) -> list[Agent]:
+        return [agent for agent in self._rows.values() if not agent.exit]
+
+    def children(self, parent: str) -> list[Agent]:
+        return [agent for agent in self._rows.values() if agent.parent == parent]
+
+    def descends(self, agent: Agent, ancestor: str) -> bool:
+        seen: set[str] = set()
+        above = agent.parent
+        while above and above not in seen:
+            if above == ancestor:
+                return True
+            seen.add(above)
+            row = self._rows.get(above)
+            above = row.parent if row else None
+        return False
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(list(self._rows.values()))
+
+
+def qualified(name: str, *, strict: bool = True) -> str:
+    """The id that a name means. A bare name is in the default namespace."""
+    namespace, slash, bare = name.rpartition("/")
+    if strict and not (_NAME.fullmatch(bare) and (not slash or _NAME.fullmatch(namespace))):
+        hint = "lower-case letters, digits, '.', '_' and '-', at most 63, beginning with a letter or digit"
+        raise EINVAL("agent.name", f"{name!r} is no name for an agent", hint=hint)
+    return name if slash else f"{NAMESPACE}/{name}"
+
+
+def _number(data: bytes | None) -> int:
+    return int(data) if data else 0
+
+
+def _nearest(name: str, rows: dict[str, Agent]) -> str:
+    from difflib import get_close_matches
+
+    names = [agent.name for agent in rows.values() if not agent.exit]
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "agentctl ps lists who is running"
+
+
+class Row(msgspec.Struct):
+    """An agent as doors show it."""
+
+    name: str
+    id: str
+    kind: str
+    state: str
+    detail: str
+    pid: int
+    incarnation: int
+    isolation: str
+    parent: str | None
+
+
+def shown(agent: Agent) -> Row:
+    detail = agent.exit.reason or agent.exit.exit_class if agent.exit else agent.detail
+    facts = (agent.pid, agent.incarnation, agent.isolation, agent.parent)
+    return Row(agent.name, agent.id, agent.kind, agent.state, detail, *facts)

@@ -1,0 +1,259 @@
+"""One agent's tree: which backend answers for a path, and the handles and watches that are open in it.
+
+Isolation is by construction: a path is looked up here and nowhere else, and nothing here leads to another agent's tree
+but a share that its owner gave. Owns the mounts and descriptors; decides no authority and records nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from agent_os.abi.errors import EAGAIN, EBADF, EEXIST, EINVAL, ENOENT
+from agent_os.drivers.store import Put
+from agent_os.kernel.calls import Need
+from agent_os.kernel.vfs import paths
+from agent_os.kernel.vfs.backend import MAX_ENTRIES, MIB, Backend, Change, Facts, Kept
+from agent_os.kernel.vfs.directory import DirectoryBackend
+from agent_os.kernel.vfs.shares import SharedBackend
+from agent_os.kernel.vfs.stored import StoreBackend
+from agent_os.kernel.vfs.views import Render, ViewBackend
+from agent_os.kernel.vfs.watches import MAX_WATCHES, Notice, Watches
+
+WORK_BYTES = 1024 * MIB
+MAX_HANDLES = 256
+MAX_FOUND = 256  # paths remembered
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.decode
+
+
+class Mount(NamedTuple):
+    at: str
+    backend: Backend
+    unwatch: Callable[[], None]
+
+
+class Place(NamedTuple):
+    """A path, found: `path` is its one spelling, `inner` what the backend calls it."""
+
+    path: str
+    inner: str
+    at: str
+    backend: Backend
+
+    def need(self, action: str) -> Need:
+        return Need(self.backend.kind, action, self.path)
+
+
+class Handle(NamedTuple):
+    path: str
+    flags: str  # r, w, rw
+
+
+MakeStore = Callable[..., StoreBackend]
+
+
+class Root:
+    """What a call is resolved in. Made by `Vfs.root`."""
+
+    def __init__(self, agent: str, store: Kept, make_store: MakeStore) -> None:
+        self.agent = agent
+        self.watches = Watches()
+        self._make_store = make_store
+        self._mounts: dict[str, Mount] = {}
+        self._found: dict[str, Place] = {}  # as it was asked for; agents ask for the same paths again and again
+        self._bucket = f"vfs.open/{agent}"
+        self._handles: dict[int, Handle] = {}
+        self._next_handle = 1
+        self._restore(store)
+
+    @property
+    def notify(self) -> Callable[[Notice], bool | None] | None:
+        return self.watches.notify
+
+    @notify.setter
+    def notify(self, deliver: Callable[[Notice], bool | None] | None) -> None:
+        self.watches.notify = deliver
+        self.watches.flush()
+
+    def flush_notices(self) -> None:
+        self.watches.flush()
+
+    # Mounts.
+
+    def mount(self, at: str, backend: Backend) -> None:
+        at = paths.normalise(at)
+        if at in self._mounts or at == "/":
+            raise EEXIST("vfs.mounted", f"something is mounted at {at} already")
+
+        def heard(change: Change) -> None:
+            if self.watches.any:
+                self.watches.changed(paths.join(at, change.path), change.kind, change.version)
+
+        self._mounts[at] = Mount(at, backend, backend.watch(heard))
+        self._found.clear()
+
+    def mount_directory(
+        self, at: str, fd: int, *, writable: bool = True, max_bytes: int | None = WORK_BYTES
+    ) -> DirectoryBackend:
+        """`fd` stays the caller's. EISOLATION where openat2 is missing."""
+        backend = DirectoryBackend(fd, writable=writable, max_bytes=max_bytes)
+        try:
+            self.mount(at, backend)
+        except EEXIST:
+            backend.close()
+            raise
+        return backend
+
+    def mount_view(self, at: str, render: Render) -> None:
+        self.mount(at, ViewBackend(render))
+
+    def mount_store(
+        self,
+        at: str,
+        *,
+        name: str = "",
+        max_bytes: int | None = 256 * MIB,
+        max_entries: int | None = MAX_ENTRIES,
+        append_only: bool = False,
+    ) -> StoreBackend:
+        """`name` is where its entries lie in the store; a mount of the same name finds them again."""
+        backend = self._make_store(
+            self.agent, name or at, max_bytes=max_bytes, max_entries=max_entries, append_only=append_only
+        )
+        self.mount(at, backend)
+        return backend
+
+    def unmount(self, at: str) -> None:
+        found = self._mounts.pop(at, None)
+        if found is None:
+            raise ENOENT("vfs.mount", f"nothing is mounted at {at}")
+        self._found.clear()
+        found.unwatch()
+        if isinstance(found.backend, DirectoryBackend):
+            found.backend.close()
+
+    def mounts(self) -> list[dict[str, Any]]:
+        """Without a walk through real directories: their usage is not known here."""
+        rows: list[dict[str, Any]] = []
+        for at, mount in sorted(self._mounts.items()):
+            row: dict[str, Any] = {"path": at, "backend": mount.backend.name, "rights": shown(mount.backend.rights)}
+            if not isinstance(mount.backend, DirectoryBackend):
+                row |= mount.backend.usage()._asdict()
+            rows.append(row)
+        return rows
+
+    def backend(self, at: str) -> Backend | None:
+        found = self._mounts.get(at)
+        return found.backend if found else None
+
+    def backends(self) -> Sequence[Mount]:
+        return list(self._mounts.values())
+
+    # Paths.
+
+    def resolve(self, path: str) -> str:
+        return paths.normalise(path, self.agent)
+
+    def find(self, path: str) -> Place | None:
+        """None: one of the directories above the mounts. The deepest mount answers."""
+        return self._found.get(path) or self._find(path)
+
+    def _find(self, said: str) -> Place | None:
+        path = at = self.resolve(said)
+        while at:
+            if mount := self._mounts.get(at):
+                inner = paths.below(at, path) or ""
+                if isinstance(mount.backend, DirectoryBackend):
+                    inner = mount.backend.real(inner)  # links change: looked up each time
+                    return Place(paths.join(at, inner), inner, at, mount.backend)
+                if len(self._found) >= MAX_FOUND:
+                    self._found.clear()
+                place = self._found[said] = Place(path, inner, at, mount.backend)
+                return place
+            at = at.rpartition("/")[0]
+        if path == "/" or any(paths.below(path, at) is not None for at in self._mounts):
+            return None
+        tops = ", ".join(sorted(self._mounts))
+        raise ENOENT("vfs.mount", f"nothing is mounted at or above {path!r}", hint=f"there is {tops}")
+
+    def tops(self, path: str) -> dict[str, Facts]:
+        """Names of a directory above the mounts, or of a mount beside an entry's own."""
+        inner = (paths.below(path, at) for at in self._mounts)
+        return {rest.split("/")[0]: Facts("directory") for rest in inner if rest}
+
+    def reading_below(self, path: str) -> list[Need]:
+        """What it takes to see all mounts below a directory above them."""
+        return [Need(mount.backend.kind, "read", at) for at, mount in self._mounts.items() if paths.below(path, at)]
+
+    def granted(self, need: Need) -> bool:
+        """Whether a live share is the authority for it: below /mem/shared there is no other."""
+        if not need.target.startswith("/mem/shared"):
+            return False
+        mount = self._mounts.get("/mem/shared")
+        inner = paths.below("/mem/shared", need.target)
+        if need.kind != "mem" or not mount or inner is None or not isinstance(mount.backend, SharedBackend):
+            return False
+        return mount.backend.allows(inner, need.action)
+
+    # Handles and watches; both outlive a restart of the kernel.
+
+    def open(self, path: str, flags: str) -> tuple[int, list[Put]]:
+        if len(self._handles) >= MAX_HANDLES:
+            raise EAGAIN("vfs.handles", f"{MAX_HANDLES} handles are open", hint="close one", retry_after_ms=1000)
+        number = self._next_handle
+        self._next_handle += 1
+        self._handles[number] = Handle(path, flags)
+        next_one = Put(self._bucket, "next", _encode(self._next_handle))
+        return number, [Put(self._bucket, f"h/{number}", _encode(self._handles[number])), next_one]
+
+    def handle(self, number: int) -> Handle:
+        found = self._handles.get(number)
+        if found is None:
+            raise EBADF("vfs.handle", f"handle {number} is not open", hint="open the path first")
+        return found
+
+    def close_handle(self, number: int) -> list[Put]:
+        self.handle(number)
+        del self._handles[number]
+        return [Put(self._bucket, f"h/{number}", None)]
+
+    def begin_watch(self, path: str, recursive: bool) -> list[Put]:
+        if len(self.watches.all()) >= MAX_WATCHES:
+            raise EINVAL("vfs.watches", f"at most {MAX_WATCHES} watches", hint="end one, or watch a directory")
+        self.watches.add(path, recursive)
+        return [Put(self._bucket, f"w{path}", _encode(recursive))]
+
+    def end_watch(self, path: str) -> list[Put]:
+        if not self.watches.end(path):
+            raise ENOENT("vfs.watch", f"{path} is not watched")
+        return [Put(self._bucket, f"w{path}", None)]
+
+    def forget(self) -> list[Put]:
+        """Handles and watches go."""
+        puts = [Put(self._bucket, f"h/{number}", None) for number in self._handles]
+        puts += [Put(self._bucket, f"w{path}", None) for path in self.watches.all()]
+        self._handles.clear()
+        for path in self.watches.all():
+            self.watches.end(path)
+        return puts
+
+    def _restore(self, store: Kept) -> None:
+        for key, raw in store.items(self._bucket):
+            if key == "next":
+                self._next_handle = _decode(raw, type=int)
+            elif key.startswith("h/"):
+                self._handles[int(key[2:])] = Handle(*_decode(raw, type=tuple[str, str]))
+            else:
+                self.watches.add(key[1:], _decode(raw, type=bool))
+
+    def close(self) -> None:
+        """The kernel's descriptors; what is stored stays."""
+        for at in list(self._mounts):
+            self.unmount(at)
+
+
+def shown(rights: str) -> str:
+    """As people read it: r, rw, or ra for what only grows."""
+    return rights.replace("rwa", "rw")

@@ -1,0 +1,206 @@
+"""Entries lent to other agents: the only bridge between two trees.
+
+A share names an owner's stored entry (or all below it), a receiver, rights and possibly an end. It is looked up at
+every use, so taking it back works at once, also on handles that are open. Owns the table and its rows in the store; the
+bytes stay the owner's, and so does the bill.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from agent_os.abi.errors import EACCES, EEXIST, ENOENT
+from agent_os.drivers.store import Put
+from agent_os.kernel.vfs import paths
+from agent_os.kernel.vfs.backend import (
+    Backend,
+    Change,
+    Content,
+    Facts,
+    Kept,
+    Listener,
+    Page,
+    Snapshot,
+    Source,
+    Usage,
+    absent,
+    is_directory,
+    page,
+    read_only,
+)
+
+BUCKET = "vfs.shares"
+
+
+class Share(Struct, frozen=True):
+    owner: str
+    to: str
+    path: str  # in the owner's tree
+    name: str  # the last component, at the receiver
+    rights: Literal["r", "rw"]
+    expires: int | None = None  # ns, wall clock: the time left counts across a restart
+
+    @property
+    def key(self) -> str:
+        return f"{self.to}//{self.place}"
+
+    @property
+    def place(self) -> str:
+        """Below /mem/shared of the receiver."""
+        return f"{paths.owner_name(self.owner)}/{self.name}"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Share).decode
+
+
+class Shares:
+    def __init__(self, store: Kept, wall_ns: Callable[[], int]) -> None:
+        self._wall_ns = wall_ns
+        self._by_receiver: dict[str, dict[str, Share]] = {}
+        self._by_owner: dict[str, dict[str, Share]] = {}
+        for _, raw in store.items(BUCKET):
+            self._set(_decode(raw))
+
+    def _set(self, share: Share) -> None:
+        self._by_receiver.setdefault(share.to, {})[share.place] = share
+        self._by_owner.setdefault(share.owner, {})[share.key] = share
+
+    def _unset(self, share: Share) -> Put:
+        del self._by_receiver[share.to][share.place]
+        del self._by_owner[share.owner][share.key]
+        return Put(BUCKET, share.key, None)
+
+    def lent(self, owner: str) -> list[Share]:
+        """What still holds of what the owner gave."""
+        mine = self._by_owner.get(owner)
+        return [share for share in mine.values() if self._holds(share)] if mine else []
+
+    def _holds(self, share: Share) -> bool:
+        return share.expires is None or share.expires > self._wall_ns()
+
+    def of(self, receiver: str) -> dict[str, Share]:
+        """By place; those that still hold."""
+        mine = self._by_receiver.get(receiver, {})
+        return {place: share for place, share in mine.items() if self._holds(share)}
+
+    def add(self, share: Share) -> list[Put]:
+        old = self.of(share.to).get(share.place)
+        if old and old.path != share.path:
+            raise EEXIST(
+                "share.name",
+                f"{share.to} already sees {old.path} of yours under the name {share.name!r}",
+                hint="take that share back first, or share under another name",
+            )
+        self._set(share)
+        return [Put(BUCKET, share.key, _encode(share))]
+
+    def end(self, owner: str, path: str, to: str) -> tuple[Share, list[Put]]:
+        for share in list(self._by_owner.get(owner, {}).values()):
+            if share.to == to and share.path == path:
+                return share, [self._unset(share)]
+        raise ENOENT("share.absent", f"{path} is not shared with {to}")
+
+    def drop(self, owner: str, below: str) -> list[Put]:
+        """All that the owner lent of one mount."""
+        mine = list(self._by_owner.get(owner, {}).values())
+        return [self._unset(share) for share in mine if paths.below(below, share.path) is not None]
+
+
+Lent = Callable[[str, str], tuple[Backend, str]]  # (owner, path) → where it lies
+
+
+class SharedBackend:
+    """/mem/shared of one receiver: owner/name/…, each part of somebody else's mount."""
+
+    name = "shared"
+    kind: Literal["mem", "file"] = "mem"
+    rights = "rwa"  # as each share says
+
+    def __init__(self, shares: Shares, receiver: str, lent: Lent) -> None:
+        self._shares, self._receiver, self._lent = shares, receiver, lent
+
+    def _find(self, path: str) -> tuple[Share, Backend, str] | None:
+        """The share that `path` lies in, and where that is."""
+        parts = path.split("/", 2)
+        share = self._shares.of(self._receiver).get("/".join(parts[:2])) if len(parts) > 1 else None
+        if share is None:
+            return None
+        backend, base = self._lent(share.owner, share.path)
+        return share, backend, base + (f"/{parts[2]}" if len(parts) > 2 else "")
+
+    def _require(self, path: str, right: str) -> tuple[Backend, str, Callable[[Change], Change]]:
+        found = self._find(path)
+        if found is None:
+            raise read_only("/mem/shared itself") if right == "w" else absent(path)
+        share, backend, inner = found
+        if right not in share.rights:
+            raise EACCES("share.rights", f"{share.owner} shared {share.name!r} for reading only")
+
+        def outward(change: Change) -> Change:
+            return replace(change, path=path)  # the owner's own watchers hear the owner's name
+
+        return backend, inner, outward
+
+    def allows(self, path: str, action: str) -> bool:
+        found = self._find(path)
+        return bool(found) and (action == "read" or (action in ("write", "delete") and "w" in found[0].rights))
+
+    def rights_of(self, path: str) -> str:
+        found = self._find(path)
+        return "".join(right for right in found[1].rights if right == "r" or "w" in found[0].rights) if found else "r"
+
+    def stat(self, path: str) -> Facts | None:
+        found = self._find(path)
+        if found:
+            return found[1].stat(found[2])
+        owners = {place.split("/")[0] for place in self._shares.of(self._receiver)}
+        return Facts("directory") if not path or path in owners else None
+
+    def read(self, path: str, version: int | None) -> Content:
+        if self._find(path) is None and self.stat(path):
+            raise is_directory(path)
+        backend, inner, _ = self._require(path, "r")
+        return backend.read(inner, version)
+
+    def list(self, path: str, after: str, limit: int) -> Page:
+        if self._find(path):
+            backend, inner, _ = self._require(path, "r")
+            return backend.list(inner, after, limit)
+        names = {name: self.stat(f"{path}/{name}".lstrip("/")) or Facts("other") for name in self._names(path)}
+        if path and not names:
+            raise absent(path)
+        return page(names, after, limit)
+
+    def _names(self, path: str) -> Iterator[str]:
+        for place in self._shares.of(self._receiver):
+            owner, name = place.split("/", 1)
+            if not path:
+                yield owner
+            elif owner == path:
+                yield name
+
+    def write(self, path: str, source: Source, *, create: bool = False, if_version: int | None = None) -> Change:
+        backend, inner, outward = self._require(path, "w")
+        return outward(backend.write(inner, source, create=create, if_version=if_version))
+
+    def append(self, path: str, source: Source, *, if_version: int | None = None) -> Change:
+        backend, inner, outward = self._require(path, "w")
+        return outward(backend.append(inner, source, if_version=if_version))
+
+    def remove(self, path: str, *, if_version: int | None = None) -> Change:
+        backend, inner, outward = self._require(path, "w")
+        return outward(backend.remove(inner, if_version=if_version))
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Changes come from the owners' own mounts; the tree passes them on."""
+        return lambda: None
+
+    def snapshot(self, name: str) -> Snapshot:
+        return Snapshot()  # the owner's checkpoint names it, not the receiver's
+
+    def usage(self) -> Usage:
+        return Usage(0, 0, 0, 0)  # the owner pays

@@ -1,0 +1,304 @@
+"""After a crash: what was under way is settled by its class, step by step on the record, and never guessed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_os.abi import frames
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EHOSTUNREACH, EIO, ENOENT
+from agent_os.abi.states import ExitClass
+from agent_os.abi.syscalls import Effect, Exit
+from agent_os.drivers.store import Put
+from agent_os.kernel.journal import Draft
+from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.recorded import Recorded, body, decode_any
+from agent_os.kernel.tooling import Tool, Verified
+from faults.inprocess import acks, kernel_with_processes, started
+from faults.processes import Processes
+from peer import until, with_kernel
+
+AGENT = "default/gone"
+
+
+def intent(kernel: Kernel, effect: Effect, tool: str = "tool", op: int = 5) -> int:
+    """An effect of an agent that will not live again, begun by a kernel that is no more."""
+    record = {"tool": tool, "params": {}, "key": "k"}
+    draft = Draft(AGENT, Kind.INTENT, 1, op, effect, pos="0:1", body=body(b"\x80", frames.NIL, None, record))
+    return kernel.journal.put_now(draft)
+
+
+def register(
+    kernel: Kernel,
+    effect: Effect,
+    run: Callable[[], Any] = lambda: "ran",
+    verify: Callable[[], Verified] | None = None,
+) -> list[str]:
+    """A tool, and what it was called with."""
+    ran: list[str] = []
+
+    async def running(key: str, params: Any) -> Any:
+        ran.append(key)
+        return run()
+
+    async def verifying(key: str, params: Any) -> Verified:
+        assert verify
+        return verify()
+
+    kernel.tools.register(Tool("tool", running, effect, verifying if verify else None))
+    return ran
+
+
+def outcome(kernel: Kernel, seq: int) -> Recorded | None:
+    found = [kept for entry, kept in kernel.journal.scan() if entry.kind == Kind.OUTCOME and entry.ref == seq]
+    assert len(found) <= 1
+    return Recorded.of(found[0]) if found else None
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("effect", "sees", "runs", "value"),
+    [
+        (Effect.IDEMPOTENT, None, True, "ran"),
+        (Effect.VERIFIABLE, Verified("done", "seen"), False, "seen"),
+        (Effect.VERIFIABLE, Verified("not_done"), True, "ran"),
+    ],
+)
+def test_what_can_be_told_is_settled_by_its_class(
+    effect: Effect, sees: Verified | None, runs: bool, value: str
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        ran = register(kernel, effect, verify=(lambda: sees) if sees else None)
+        seq = intent(kernel, effect)
+        await kernel.recovery.at_boot()
+        assert ran == (["k"] if runs else [])
+        settled = outcome(kernel, seq)
+        assert settled
+        assert decode_any(settled.value) == value
+        assert kernel.journal.open_intents() == []
+        await kernel.recovery.at_boot()
+        assert ran == (["k"] if runs else []), "what is settled is not settled again"
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize(
+    ("effect", "verify"),
+    [
+        (Effect.OPAQUE, None),
+        (Effect.VERIFIABLE, lambda: Verified("unsure")),
+        (Effect.VERIFIABLE, lambda: fail(EHOSTUNREACH("down", "the other side is not there"))),
+        (Effect.VERIFIABLE, lambda: fail(RuntimeError("a bug of the tool's"))),
+    ],
+)
+def test_what_cannot_be_told_is_parked_once_and_never_guessed(effect: Effect, verify: Any) -> None:
+    async def test(kernel: Kernel) -> None:
+        ran = register(kernel, effect, verify=verify)
+        seq = intent(kernel, effect)
+        await kernel.recovery.at_boot()
+        await kernel.recovery.at_boot()
+        assert ran == []
+        assert outcome(kernel, seq) is None
+        assert kernel.recovery.parked() == [(seq, AGENT)]
+        assert [entry.kind for entry, _ in kernel.journal.scan()].count(Kind.PARK) == 1
+
+    with_kernel(test)
+
+
+def test_a_tool_that_is_no_longer_there_leaves_its_effect_unknown() -> None:
+    async def test(kernel: Kernel) -> None:
+        seq = intent(kernel, Effect.IDEMPOTENT, "nowhere")
+        await kernel.recovery.at_boot()
+        assert kernel.recovery.parked() == [(seq, AGENT)]
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("problem", [EIO("driver", "it failed"), RuntimeError("a bug")])
+def test_a_tool_that_fails_when_it_runs_again_does_not_keep_the_kernel_from_booting(problem: Exception) -> None:
+    async def test(kernel: Kernel) -> None:
+        register(kernel, Effect.IDEMPOTENT, run=lambda: fail(problem))
+        seq = intent(kernel, Effect.IDEMPOTENT)
+        await kernel.recovery.at_boot()
+        settled = outcome(kernel, seq)
+        assert settled
+        assert isinstance(settled.error, EIO)
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("verdict", ["done", "fail", "not_done"])
+def test_a_person_says_what_became_of_it(verdict: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        ran = register(kernel, Effect.OPAQUE)
+        seq = intent(kernel, Effect.OPAQUE)
+        await kernel.recovery.at_boot()
+        await kernel.recovery.resolve(seq, verdict, "as I saw", "local:0")
+        settled = outcome(kernel, seq)
+        assert settled
+        value = None if settled.error else decode_any(settled.value)
+        assert (value, ran) == {"done": ("as I saw", []), "fail": (None, []), "not_done": ("ran", ["k"])}[verdict]
+        assert kernel.recovery.parked() == []
+        assert kernel.journal.open_intents() == []
+        with pytest.raises(ENOENT):
+            await kernel.recovery.resolve(seq, verdict, None, "local:0")
+
+    with_kernel(test)
+
+
+def test_two_who_say_it_did_not_happen_make_it_happen_once() -> None:
+    async def test(kernel: Kernel) -> None:
+        ran = register(kernel, Effect.OPAQUE)
+        seq = intent(kernel, Effect.OPAQUE)
+        await kernel.recovery.at_boot()
+        said = [kernel.recovery.resolve(seq, "not_done", None, who) for who in ("local:1", "local:2")]
+        results = await asyncio.gather(*said, return_exceptions=True)
+        assert sorted(map(type, results), key=str) == sorted([type(None), ENOENT], key=str)
+        assert ran == ["k"]
+
+    with_kernel(test)
+
+
+def test_it_stays_parked_until_its_outcome_is_on_the_record() -> None:
+    """A crash while the resolved effect runs asks the person again."""
+
+    async def test(kernel: Kernel) -> None:
+        async def run(key: str, params: Any) -> Any:
+            assert kernel.recovery.parked() == [(seq, AGENT)]
+            return "ran"
+
+        kernel.tools.register(Tool("tool", run))
+        seq = intent(kernel, Effect.OPAQUE)
+        await kernel.recovery.at_boot()
+        await kernel.recovery.resolve(seq, "not_done", None, "local:0")
+        assert outcome(kernel, seq)
+
+    with_kernel(test)
+
+
+def test_a_write_of_an_agent_that_is_gone_is_parked() -> None:
+    async def test(kernel: Kernel) -> None:
+        seq = intent(kernel, Effect.VERIFIABLE, op=2)
+        await kernel.recovery.at_boot()
+        assert kernel.recovery.parked() == [(seq, AGENT)]
+
+    with_kernel(test)
+
+
+def stored(kernel: Kernel, name: str, **order: Any) -> None:
+    """An agent that lived when the kernel ended."""
+    facts = {"kind": "native", "program": "counting", **order}
+    puts = [Put("agents", f"default/{name}", frames.encode_body(facts)), Put("incarnations", f"default/{name}", b"1")]
+    kernel.journal.put_now(Draft(f"default/{name}", Kind.SPAWN, 1), puts=puts)
+
+
+@pytest.mark.parametrize("order", [{"kind": "guest"}, {"durable": False}])
+def test_who_does_not_live_again_is_lost_for_all_to_see(order: dict[str, Any]) -> None:
+    async def test(kernel: Kernel) -> None:
+        stored(kernel, "lost", **order)
+        await kernel.recovery.at_boot()
+        agent = kernel.table.find("lost")
+        assert agent.exit
+        assert agent.exit.exit_class is ExitClass.LOST
+        assert (await kernel.wait_for(agent))["state"] == "failed"
+        assert list(kernel.store.items("agents")) == []
+        assert kernel.table.admit("lost", "native").first_aseq > 1, "the next of that name begins a life of its own"
+
+    with_kernel(test)
+
+
+def test_who_had_said_its_last_word_is_not_started_and_its_result_is_kept() -> None:
+    async def test(kernel: Kernel) -> None:
+        stored(kernel, "over")
+        said = body(frames.encode_body(Exit(status=0, result={"answer": 42})), frames.NIL, None)
+        kernel.journal.put_now(Draft("default/over", Kind.OUTCOME, 1, 8, pos="0:9", body=said))
+        await kernel.recovery.at_boot()
+        ended = await kernel.wait_for(kernel.table.find("over"))
+        assert (ended["state"], ended["result"]) == ("completed", {"answer": 42})
+
+    with_kernel(test)
+
+
+def test_a_child_that_was_started_is_not_started_twice() -> None:
+    async def test(kernel: Kernel) -> None:
+        record = {"manifest": {"name": "child"}, "caps": []}
+        draft = Draft("default/parent", Kind.INTENT, 1, 9, Effect.VERIFIABLE, pos="0:1")
+        draft.body = body(frames.encode_body(record), frames.NIL, None)
+        seqs = [kernel.journal.put_now(draft)]
+        stored(kernel, "child", parent="default/parent", kind="guest")
+        seqs.append(kernel.journal.put_now(draft))
+        await kernel.recovery.at_boot()
+        first, second = (outcome(kernel, seq) for seq in seqs)
+        assert first
+        assert decode_any(first.value)["agent"] == "child"
+        assert second
+        assert second.error
+        assert second.error.retryable
+
+    with_kernel(test)
+
+
+@pytest.mark.integration
+def test_what_is_left_of_a_sleep_survives_a_restart(tmp_path: Path) -> None:
+    async def first(kernel: Kernel, processes: Processes) -> None:
+        await started(kernel, "sleeper", tmp_path, SECONDS=2.0)
+        await until(lambda: "asleep" in acks(tmp_path))
+        await until(lambda: any(entry.kind == Kind.ACCEPT for entry, _ in kernel.journal.scan()))
+        await asyncio.sleep(0.8)
+
+    async def second(kernel: Kernel, processes: Processes) -> None:
+        began = asyncio.get_running_loop().time()
+        ended = await kernel.wait_for(kernel.table.find("sleeper"))
+        assert ended["state"] == "completed", ended
+        assert asyncio.get_running_loop().time() - began < 1.9, "it slept all of it again"
+        assert ended["result"] >= 2.0, "it did not sleep long enough"
+
+    kernel_with_processes(first, tmp_path, crash=True)
+    kernel_with_processes(second, tmp_path)
+
+
+@pytest.mark.integration
+def test_a_sleep_cut_off_with_its_agent_is_slept_on_and_no_error(tmp_path: Path) -> None:
+    async def test(kernel: Kernel, processes: Processes) -> None:
+        agent = await started(kernel, "sleeper", tmp_path, SECONDS=1.0)
+        await until(lambda: "asleep" in acks(tmp_path))
+        await until(lambda: any(entry.kind == Kind.ACCEPT for entry, _ in kernel.journal.scan()))
+        await processes.started[0].destroy()
+        ended = await kernel.wait_for(agent)
+        assert ended["state"] == "completed", ended
+        assert ended["result"] >= 1.0
+
+    kernel_with_processes(test, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("verdict", "count"), [("done", 1), ("not_done", 2), ("fail", 1)])
+def test_an_agent_with_an_unknown_outcome_waits_for_a_person(tmp_path: Path, verdict: str, count: int) -> None:
+    async def first(kernel: Kernel, processes: Processes) -> None:
+        await started(kernel, "dies", tmp_path, KIND="opaque", AFTER=100, LASTS=100, QUIET=1)
+        await until(lambda: kernel_with_processes.ledger.counts()["opaque:0"] == 1)
+
+    async def second(kernel: Kernel, processes: Processes) -> None:
+        agent = kernel.table.find("dies")
+        [(seq, who)] = kernel.recovery.parked()
+        assert who == agent.id
+        await until(lambda: agent.state == "paused")
+        assert agent.detail == "parked"
+        resolving = asyncio.create_task(kernel.recovery.resolve(seq, verdict, {"token": "t"}, "test"))
+        if verdict == "not_done":  # the operator is wrong, and gets what they asked for
+            await until(lambda: kernel_with_processes.ledger.counts()["opaque:0"] == 2)
+            resolving.cancel()
+        else:
+            await resolving
+            ended = await kernel.wait_for(agent)
+            assert ended["state"] == ("completed" if verdict == "done" else "failed"), ended
+        assert kernel_with_processes.ledger.counts()["opaque:0"] == count
+
+    kernel_with_processes(first, tmp_path, crash=True)
+    kernel_with_processes(second, tmp_path)

@@ -1,0 +1,113 @@
+"""Rows by id, numbers that never come back, and a clock that stands still with its agent."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ESRCH
+from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.drivers.store.sqlite import SqliteStore
+from agent_os.kernel import table as module
+from agent_os.kernel.table import Clock, Ended, Table, qualified
+
+
+def ended(table: Table, name: str) -> None:
+    table.find(name).exit = Ended(ExitClass.NORMAL, 0)
+
+
+def table(path: Path | None = None) -> Table:
+    return Table(SqliteStore(path, reserve=0))
+
+
+def test_numbers_ascend_and_never_come_back(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db", reserve=0)
+    first = Table(store)
+    pids = [first.admit(name, "native").pid for name in ("a", "b")]
+    ended(first, "a")
+    again = first.admit("a", "native")
+    assert [*pids, again.pid] == [1, 2, 3]
+    assert again.incarnation == 2
+    store.append([], first.puts(again), [], sync=True)
+    second = Table(store)
+    later = second.admit("a", "native")
+    assert (later.pid, later.incarnation) == (4, 3)
+    store.close()
+
+
+def test_an_id_has_one_living_row() -> None:
+    rows = table()
+    rows.admit("a", "native")
+    with pytest.raises(EEXIST):
+        rows.admit("a", "guest")
+    ended(rows, "a")
+    rows.admit("a", "guest")
+
+
+def test_a_full_table_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PROCESSES", 2)
+    rows = table()
+    rows.admit("a", "native")
+    rows.admit("b", "native")
+    with pytest.raises(EBUSY):
+        rows.admit("c", "native")
+    ended(rows, "a")
+    rows.admit("c", "native")
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", "../a", "a/b/c/", "-a", "x" * 64, "é"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(EINVAL):
+        qualified(name)
+
+
+def test_names_are_found_with_and_without_their_namespace_and_a_near_one_is_suggested() -> None:
+    rows = table()
+    agent = rows.admit("worker", "native")
+    assert rows.find("worker") is rows.find("default/worker") is agent
+    with pytest.raises(ESRCH) as caught:
+        rows.find("wroker")
+    assert "worker" in str(caught.value.hint)
+
+
+def test_descent_is_followed_and_a_circle_does_not_hang() -> None:
+    rows = table()
+    rows.admit("a", "native", parent="default/c")
+    rows.admit("b", "native", parent="default/a")
+    c = rows.admit("c", "native", parent="default/b")
+    assert rows.descends(c, "default/a")
+    assert not rows.descends(c, "default/x")
+
+
+def test_states_follow_the_life() -> None:
+    agent = table().admit("a", "native")
+    assert agent.state == "pending"
+    agent.become(Incarnation.RUNNING)
+    assert agent.state == "running"
+    agent.detail = "parked"
+    assert agent.state == "paused"
+    agent.detail = ""
+    agent.become(Incarnation.SUSPENDED)
+    assert agent.state == "paused"
+    with pytest.raises(EBUSY):
+        agent.become(Incarnation.STARTING)
+    agent.exit = Ended(ExitClass.SIGNAL, -9)
+    assert agent.state == "failed"
+
+
+def test_a_clock_stands_still_while_its_agent_does() -> None:
+    async def main() -> None:
+        clock = Clock()
+        sleeping = asyncio.create_task(clock.sleep(0.2))
+        await asyncio.sleep(0.05)
+        clock.stop()
+        stood_at = clock.seconds
+        await asyncio.sleep(0.4)
+        assert not sleeping.done()
+        assert clock.seconds == stood_at
+        began = asyncio.get_running_loop().time()
+        clock.go_on()
+        await sleeping
+        assert asyncio.get_running_loop().time() - began >= 0.1
+
+    asyncio.run(main())

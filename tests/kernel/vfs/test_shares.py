@@ -1,0 +1,197 @@
+"""kernel/vfs/shares: what is lent, to whom, how far, how long; and that nothing else crosses."""
+
+from typing import Any
+
+import pytest
+
+from agent_os.abi.errors import EACCES, ECONFLICT, EDQUOT, EEXIST, EINVAL, ENOENT, EROFS
+from agent_os.abi.syscalls import Open, Read, Remove, Share, Stat, Watch, Write
+from agent_os.kernel.calls import Need
+
+A, B = "default/a", "default/b"
+W = "/mem/working"
+
+
+def share(trees: Any, path: str, to: str = "b", **more: Any) -> str:
+    return trees.call(Share(path=path, to=to, **more), A)["path"]
+
+
+def test_a_shared_entry_is_seen_at_the_receivers_and_is_the_same(trees: Any) -> None:
+    trees.write(f"{W}/notes", "one", A)
+    path = share(trees, f"{W}/notes")
+    assert path == "/mem/shared/a/notes"
+    assert trees.read(path, B) == "one"
+    trees.write(f"{W}/notes", "two", A)
+    assert trees.read(path, B) == "two"
+    assert trees.names("/mem/shared", B) == ["a"]
+    assert trees.names("/mem/shared/a", B) == ["notes"]
+
+
+def test_sharing_needs_the_right_to_share_and_what_is_shared(trees: Any) -> None:
+    act = trees.prepare(Share(path=f"{W}/x", to="b"), A)
+    assert list(act.needs) == [Need("mem", "share", f"{W}/x"), Need("mem", "read", f"{W}/x")]
+    act = trees.prepare(Share(path=f"{W}/x", to="b", rights="rw"), A)
+    assert Need("mem", "write", f"{W}/x") in act.needs
+
+
+def test_the_share_is_the_receivers_authority_and_no_more_than_it(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    path = share(trees, f"{W}/x")
+    root = trees.root(B)
+    assert root.granted(Need("mem", "read", path))
+    assert not root.granted(Need("mem", "write", path))
+    assert not root.granted(Need("mem", "read", "/mem/shared/a/other"))
+    assert not root.granted(Need("mem", "read", f"{W}/x"))
+    assert not root.granted(Need("file", "read", path))
+    assert not trees.root("default/c").granted(Need("mem", "read", path))
+
+
+def test_a_share_for_reading_is_for_reading(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    path = share(trees, f"{W}/x")
+    for request in (Write(path=path, data="2"), Write(path=path, data="2", mode="append"), Remove(path=path)):
+        with pytest.raises(EACCES):
+            trees.call(request, B)
+    assert trees.read(f"{W}/x", A) == "1"
+    assert trees.call(Stat(path=path), B)["rights"] == "r"
+
+
+def test_a_share_for_writing_writes_the_owners_entry_at_the_owners_cost(trees: Any) -> None:
+    trees.root(A).mount_store("/mem/box", max_bytes=100)
+    trees.write("/mem/box/x", "1", A)
+    path = share(trees, "/mem/box/x", rights="rw")
+    version = trees.write(path, "22", B)["version"]
+    assert trees.read("/mem/box/x", A) == "22"
+    with pytest.raises(EDQUOT):
+        trees.write(path, "3" * 101, B)
+    with pytest.raises(ECONFLICT):
+        trees.write(path, "4", B, if_version=version - 1)
+    assert trees.read("/mem/box/x", A) == "22"
+
+
+def test_rights_are_never_wider_than_the_owners(trees: Any) -> None:
+    trees.write("/mem/episodic/e", "done", A)
+    path = share(trees, "/mem/episodic/e", rights="rw")
+    with pytest.raises(EROFS):
+        trees.write(path, "rewritten", B)
+    trees.write(path, " and more", B, mode="append")
+    assert trees.read("/mem/episodic/e", A) == "done and more"
+    assert trees.call(Stat(path=path), B)["rights"] == "ra"
+
+
+def test_taking_back_works_at_once_also_on_open_handles(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    path = share(trees, f"{W}/x")
+    handle = trees.call(Open(path=path), B)["handle"]
+    prepared = trees.prepare(Read(path=path), B)
+    assert trees.call(Read(handle=handle), B)["data"] == "1"
+    trees.call(Share(path=f"{W}/x", to="b", end=True), A)
+    with pytest.raises(ENOENT):
+        trees.call(Read(handle=handle), B)
+    with pytest.raises(ENOENT):
+        prepared.do()
+    assert trees.names("/mem/shared", B) == []
+    with pytest.raises(ENOENT):
+        trees.call(Share(path=f"{W}/x", to="b", end=True), A)
+
+
+def test_a_share_ends_with_its_time_by_the_wall_clock(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    path = share(trees, f"{W}/x", ttl_s=60)
+    assert trees.read(path, B) == "1"
+    trees.now += 61 * 10**9
+    with pytest.raises(ENOENT):
+        trees.read(path, B)
+    with pytest.raises(EINVAL):
+        share(trees, f"{W}/x", ttl_s=0)
+
+
+def test_all_below_an_entry_can_be_shared_and_nothing_beside_it(trees: Any) -> None:
+    trees.write(f"{W}/d/x", "in", A)
+    trees.write(f"{W}/d/e/y", "deep", A)
+    trees.write(f"{W}/dx", "out", A)
+    path = share(trees, f"{W}/d", rights="rw")
+    assert trees.read(f"{path}/e/y", B) == "deep"
+    assert trees.names(path, B) == ["e", "x"]
+    trees.write(f"{path}/new", "made", B)
+    assert trees.read(f"{W}/d/new", A) == "made"
+    with pytest.raises(ENOENT):
+        trees.read(f"{path}x", B)
+
+
+@pytest.mark.parametrize("path", ["/mem", W, "/mem/shared/c/x", "/policy/rules"])
+def test_only_entries_of_ones_own_memory_can_be_shared(trees: Any, path: str) -> None:
+    trees.root(A).mount_view("/policy", lambda: {"rules": ""})
+    with pytest.raises(EINVAL):
+        share(trees, path)
+
+
+def test_nobody_shares_what_is_not_there_or_with_themselves(trees: Any) -> None:
+    with pytest.raises(ENOENT):
+        share(trees, f"{W}/none")
+    trees.write(f"{W}/x", "1", A)
+    with pytest.raises(EINVAL):
+        share(trees, f"{W}/x", to="a")
+
+
+def test_two_entries_of_one_name_do_not_hide_each_other(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    trees.write("/mem/semantic/x", "2", A)
+    path = share(trees, f"{W}/x")
+    with pytest.raises(EEXIST):
+        share(trees, "/mem/semantic/x")
+    assert trees.read(path, B) == "1"
+    share(trees, f"{W}/x", rights="rw")
+    trees.write(path, "3", B)
+
+
+def test_nothing_can_be_written_beside_what_is_shared(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    share(trees, f"{W}/x", rights="rw")
+    for path in ("/mem/shared/new", "/mem/shared/a/new", "/mem/shared/b/mine"):
+        with pytest.raises(EROFS):
+            trees.write(path, "2", B)
+
+
+def test_the_receivers_watch_tells_of_the_owners_changes(trees: Any) -> None:
+    trees.write(f"{W}/d/x", "1", A)
+    path = share(trees, f"{W}/d")
+    heard: dict[str, list[dict[str, Any]]] = {A: [], B: []}
+    for agent, watched in ((A, W), (B, "/mem/shared")):
+        trees.call(Watch(path=watched), agent)
+        trees.root(agent).notify = heard[agent].append
+    trees.write(f"{W}/d/x", "2", A)
+    trees.write(f"{W}/own", "2", A)
+    assert [notice["path"] for notice in heard[B]] == [f"{path}/x"]
+    assert [notice["path"] for notice in heard[A]] == [f"{W}/d/x", f"{W}/own"]
+
+
+def test_a_write_through_a_share_is_told_to_its_owner_under_the_owners_name(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    path = share(trees, f"{W}/x", rights="rw")
+    heard: list[dict[str, Any]] = []
+    trees.call(Watch(path="/"), A)
+    trees.root(A).notify = heard.append
+    trees.write(path, "2", B)
+    assert [notice["path"] for notice in heard] == [f"{W}/x"]
+
+
+def test_shares_survive_a_restart(lasting: Any) -> None:
+    lasting.write(f"{W}/x", "1", A)
+    path = share(lasting, f"{W}/x")
+    again = lasting.reopen()
+    try:
+        assert again.read(path, B) == "1"
+    finally:
+        again.close()
+        lasting.__init__()
+
+
+def test_what_an_ended_agent_lent_of_its_working_memory_is_gone(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    trees.write("/mem/semantic/y", "2", A)
+    gone, kept = share(trees, f"{W}/x"), share(trees, "/mem/semantic/y")
+    trees.keep(trees.vfs.end(A))
+    with pytest.raises(ENOENT):
+        trees.read(gone, B)
+    assert trees.read(kept, B) == "2"
