@@ -6,6 +6,7 @@ code was far beyond. Every refusal stands beside the same deed where it is allow
 """
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -17,26 +18,21 @@ from typing import Any
 import pytest
 
 from agent_os.abi import frames
-from agent_os.abi.errors import EACCES, EAGAIN, EMSGSIZE, EPERM, ESRCH
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EACCES, EAGAIN, EEXIST, EIO, EMSGSIZE, EPERM, ESRCH
 from agent_os.abi.frames import Call, Chunk, Credit
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import (
-    Checkpoint,
-    Now,
-    Read,
-    Sigmask,
-    Signal,
-    Stat,
-    Write,
-)
+from agent_os.abi.syscalls import Checkpoint, Down, Now, Read, Sigmask, Signal, Spawn, Stat, Status, Write
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel import control
 from agent_os.kernel.checkpoints import MOST
 from agent_os.kernel.connection import LONGEST_WORD, STREAM_CREDIT
+from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.signals import MOST_WAITING
 from guests.agentctl import AGENTCTL, Machine
 from hostile import ordinary
+from kernel.serving import Caller, serving
 from peer import Peer, greeted, until, with_kernel
 
 pytestmark = pytest.mark.hostile
@@ -490,3 +486,45 @@ def test_a_crash_is_no_way_out_of_a_sigterm() -> None:
             assert began == ([] if asked else [agent.id])
 
     with_kernel(test)
+
+
+def test_a_child_does_not_take_the_name_of_somebody_elses_agent() -> None:
+    """What an agent keeps belongs to its name: a child that was called like it would have read its memory."""
+
+    async def test(kernel: Kernel) -> None:
+        agent, peer = await greeted(kernel, caps=("agent:*:spawn",))
+        agent.order = {"file": "/p/a.py", "cwd": "/p"}
+        victim, _ = await greeted(kernel, "victim")
+        own, _ = await greeted(kernel, "own", parent=agent.id)
+        for row in (victim, own):
+            await kernel.journal.record(Draft(row.id, Kind.STATE), puts=kernel.table.puts(row))
+            await kernel.end(row, kernel_end())
+        program = {"program": {"entry": "a.py"}}
+        with pytest.raises(EEXIST, match="not yours"):
+            await peer.ask(Spawn(manifest={"name": "victim", **program}))
+        with pytest.raises(EIO):  # the control: the gate lets it pass; this kernel has no launcher
+            await peer.ask(Spawn(manifest={"name": "own", **program}))
+
+    with_kernel(test)
+
+
+def test_an_operator_can_still_look_and_stop_when_nothing_can_be_recorded(tmp_path: Path) -> None:
+    """An agent that fills the disk must not take the kernel out of its operator's hands."""
+
+    async def main() -> None:
+        async with serving(tmp_path / "home") as (kernel, client):
+            assert (await client.call(Status()))["journal"] == "ok"
+
+            def full() -> None:
+                raise OSError(errno.ENOSPC, "no room")
+
+            kernel.journal.failpoints["before_commit"] = full
+            with pytest.raises(EIO, match="journal"):
+                await kernel.journal.record(Draft("kernel", Kind.STATE))
+            with pytest.raises(EIO, match="journal"):
+                await Caller(kernel, "a").write("/mem/working/a", "x")
+            assert "full" in (await client.call(Status()))["journal"]
+            await client.call(Down())
+            await asyncio.wait_for(kernel.ended.wait(), 20)
+
+    asyncio.run(main())

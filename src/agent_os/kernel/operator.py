@@ -297,7 +297,9 @@ def _leave(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     def do() -> Done:
         nonlocal ending
         kernel.auto = kernel.auto and not adopt
-        ending = kernel.auto and not kernel.guests.busy and kernel.clients <= 1
+        caller.leaving = not adopt  # whoever has said so may still be connected, and needs us no more
+        others = [one.caller for one in kernel.connections if isinstance(one.caller, Actor) and not one.caller.leaving]
+        ending = kernel.auto and not kernel.guests.busy and not others
         return Done({"ending": ending})
 
     def answered() -> None:

@@ -6,11 +6,13 @@ journal's error says so and the thing does not happen.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind, Verdict
+from agent_os.abi.errors import EIO
 from agent_os.abi.text import portable
 from agent_os.drivers.store import Put
 from agent_os.kernel.journal import Draft, Journal
@@ -41,7 +43,9 @@ class Records:
         await self.journal.record(self._draft(agent, event, facts), sync=True, puts=puts)
 
     def after(self, agent: str, event: str, /, **facts: object) -> None:
-        self.journal.put(self._draft(agent, event, facts), sync=False)
+        """It has happened. A journal that failed has told everybody; that must not keep an end from being one."""
+        with suppress(EIO):
+            self.journal.put(self._draft(agent, event, facts), sync=False)
 
     def _draft(self, agent: str, event: str, facts: Mapping[str, object]) -> Draft:
         body = frames.encode_body({"event": event, **_plain(facts)})

@@ -169,6 +169,7 @@ class Actor:
     isolation: str = ""
     delivered: int = 0
     quarantined: bool = False
+    leaving: bool = False  # it said that it is done
 
     operator = True
 
