@@ -124,7 +124,7 @@ def burglar() -> str:
 
 def crasher() -> str:
     """The kernel is killed under an agent in mid-effect; the next kernel takes it up, and no line is written twice."""
-    for attempt in range(1, 6):  # a kill may also fall between two effects, and would then show less
+    for attempt in range(1, 16):  # a kill may also fall between two effects, and would then show less
         recovered = crash()
         print(f"kill {attempt}: {recovered} effect{'' if recovered == 1 else 's'} had begun without a recorded outcome")
         if recovered:
