@@ -108,7 +108,8 @@ def test_processes_that_keep_forking_are_held_too() -> None:
             end(parent)
 
 
-# Collects nobody's end, and has a descendant that is never twice the same: it forks, and the parent ends.
+# Collects nobody's end, and has a descendant that is never twice the same: it forks, and the parent ends. It gives up
+# after a while: one that outlived its test would use up all pids of the machine.
 HOPPER = """
 import ctypes, os, signal, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
@@ -116,9 +117,11 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 if os.fork():
     print("ready", flush=True)
     while True: time.sleep(1)
-while True:
+end = time.monotonic() + 15
+while time.monotonic() < end:
     os.write(2, b"x")
     if os.fork(): os._exit(0)
+    time.sleep(0.0005)
 """
 # Its first thread ends, another one goes on: to ps it is a zombie.
 HEADLESS = """
