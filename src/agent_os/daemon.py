@@ -25,7 +25,7 @@ from pathlib import Path
 
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
 from agent_os.client import place
-from agent_os.client.start import ELSEWHERE, LOG, require_own
+from agent_os.client.start import ELSEWHERE, LOG, prepared
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel import control, plan
 from agent_os.kernel import doctor as kernel_doctor
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=_level(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     say = _Say(options.ready_fd)
     try:
-        home = _prepared(home)
+        home = prepared(home)
         lock = _lock(home, where)
         if lock is None:
             say.once(held=_holder(home))
@@ -145,17 +145,6 @@ def _consider(kernel: Kernel) -> None:
         kernel.start(kernel.stop(0))
 
 
-def _prepared(home: Path) -> Path:
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        reason = f"the state directory {home} cannot be made: {problem.strerror}"
-        raise EACCES("state.unwritable", reason, hint=ELSEWHERE) from None
-    home = home.resolve()
-    require_own(home)
-    return home
-
-
 def _lock(home: Path, where: Path) -> int | None:
     """Ours until we end; None if another kernel has the home and answers. One that is just ending is waited for."""
     try:
@@ -226,7 +215,7 @@ def _allow_descriptors() -> None:
 
 async def examine() -> tuple[str, list[probe.Check]]:
     """Everything the doctor looks at, and the isolation level this host reaches."""
-    here = plan.Host(_prepared(place.home()), Path.home(), dict(os.environ))
+    here = plan.Host(prepared(place.home()), Path.home(), dict(os.environ))
     level, checks = await probe.examine()
     if level != "S0":
         journal = Journal.open(SqliteStore(None))  # what is tried here belongs on nobody's record

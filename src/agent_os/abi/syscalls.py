@@ -193,8 +193,6 @@ class Tell(Body):
 
     agent: str
     signal: int
-    grace_s: float | None = None
-    tree: bool = False
 
 
 class Hold(Body):

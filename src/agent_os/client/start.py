@@ -81,7 +81,7 @@ async def leave(client: Client) -> None:
 
 async def launch(*, stay: bool = False) -> bool:
     """Start a kernel and wait until it can be talked to; False if another one had the home first."""
-    home = _prepared(place.home())
+    home = prepared(place.home())
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "agent_os.daemon", "--home", str(home), "--socket", str(place.control_socket())]
     command += ["--ready-fd", str(writing)] + ([] if stay else ["--auto"])
@@ -109,7 +109,7 @@ async def launch(*, stay: bool = False) -> bool:
     return True
 
 
-def _prepared(home: Path) -> Path:
+def prepared(home: Path) -> Path:
     """The home, made on first use, 0700."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ Data only. A draft is an entry without what the journal itself adds: numbers, th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -38,16 +38,12 @@ class Draft(Struct, gc=False):
     code: int = 0
 
 
-class Waiter:
+class Waiter(Protocol):
     """Somebody who must also hear of a failure. `committed` and `failed` are called on the writer's thread."""
 
-    __slots__ = ()
+    def committed(self) -> None: ...
 
-    def committed(self) -> None:
-        raise NotImplementedError
-
-    def failed(self, error: Exception) -> None:
-        raise NotImplementedError
+    def failed(self, error: Exception) -> None: ...
 
 
 # A plain tuple, made once per entry on the loop's thread:

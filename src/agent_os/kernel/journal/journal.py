@@ -410,7 +410,7 @@ class Journal:
             self.failed = EROFS("journal.closed", "the journal is closed", hint="start the kernel again")
 
 
-class _Task(Waiter):
+class _Task:
     """A task that waits for its entry."""
 
     __slots__ = ("_loop", "future")
@@ -433,7 +433,7 @@ class _Task(Waiter):
             self.future.set_exception(error)
 
 
-class _Thread(Waiter):
+class _Thread:
     """A thread that is held until its entry is committed."""
 
     __slots__ = ("_error", "_gate")
