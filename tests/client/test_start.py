@@ -202,6 +202,19 @@ def test_where_the_socket_is(environment: dict[str, str], expected: str, monkeyp
     assert str(place.control_socket()) == expected
 
 
+def test_down_asks_agents_to_end_before_it_ends_them(home: Path, tmp_path: Path) -> None:
+    tidy = "trap 'echo tidied > tidied; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [*AGENTCTL, "run", "-T", "--name", "tidy", "--", "sh", "-c", tidy]
+    (tmp_path / "project").mkdir()
+    with subprocess.Popen(command, cwd=tmp_path / "project", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout
+        assert run.stdout.readline() == b"ready\n"
+        subprocess.run([*AGENTCTL, "down"], capture_output=True, timeout=60, check=True)
+        run.communicate(timeout=60)
+    told = subprocess.run([*AGENTCTL, "diff", "tidy"], capture_output=True, text=True, timeout=60)
+    assert "tidied" in told.stdout
+
+
 def test_up_status_and_down(home: Path) -> None:
     def ctl(*words: str, expect: int = 0) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run([*AGENTCTL, *words], capture_output=True, text=True, timeout=60)

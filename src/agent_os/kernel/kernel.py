@@ -21,6 +21,7 @@ from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EBUSY, EPERM, EPIPE, ESRCH, AgentKernelPanic, AgentOSError
 from agent_os.abi.frames import Hello, Welcome
+from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import Effect, Spawn
 from agent_os.drivers.store import Put, Store
@@ -33,7 +34,7 @@ from agent_os.kernel.gate import Gate, Passing
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.recovery import Recovery, unhurried
 from agent_os.kernel.replay import Delivery, Replay, deliveries
-from agent_os.kernel.signals import Signals, gone
+from agent_os.kernel.signals import KERNEL, Signals, gone
 from agent_os.kernel.sleeps import Sleeps
 from agent_os.kernel.spawning import child_order
 from agent_os.kernel.table import Actor, Agent, Caller, Ended, Table
@@ -472,13 +473,25 @@ class Kernel:
         self.start(self.hold_all())
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """End all agents, then be done."""
+        """Ask all agents to end, end those that have not after the grace, then be done."""
         if self.halting:
             raise EBUSY("halting", "the kernel is stopping already")
         self.halting = True
         ended = Ended(ExitClass.LOST, -1, "the kernel was stopped")
+        for agent in self.table.alive():
+            agent.fate = agent.fate or ended  # however it answers to being asked
+        await self._ask_to_end(grace_s)
         await asyncio.gather(*(self.end(one, ended) for one in self.table.alive()), return_exceptions=True)
         self.ended.set()
+
+    async def _ask_to_end(self, grace_s: float) -> None:
+        """SIGTERM, and a while for it. Who stands still cannot hear it, and without a journal nothing can be sent."""
+        hearing = [one for one in self.table.alive() if one.running and one.clock.awake.is_set()]
+        if not hearing or grace_s <= 0 or self.journal.failed:
+            return
+        asked = (self.signals.send(KERNEL, one, AgentSignal.SIGTERM) for one in hearing)
+        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.wait([asyncio.create_task(one.gone.wait()) for one in hearing], timeout=grace_s)
 
     async def close(self) -> None:
         self.halting = True
