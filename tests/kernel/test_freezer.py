@@ -9,7 +9,7 @@ import pytest
 
 import agents
 import leftovers
-from agent_os.abi.errors import ETIMEDOUT
+from agent_os.abi.errors import ESRCH, ETIMEDOUT
 from agent_os.kernel import members
 from agent_os.kernel.freezer import Freezer
 from agent_os.sandbox.spawner import Launcher, Process
@@ -131,3 +131,13 @@ def test_one_that_cannot_be_held_runs_on_and_that_is_said(monkeypatch: pytest.Mo
         assert await moves(output)
 
     drive("signals", body)
+
+
+def test_an_agent_that_has_ended_is_not_held(way: str) -> None:
+    async def body(process: Process, freezer: Freezer, output: int) -> None:
+        await process.kill()
+        with pytest.raises(ESRCH):
+            await freezer.pause()
+        assert not freezer.paused
+
+    drive(way, body)

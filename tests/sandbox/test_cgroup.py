@@ -72,6 +72,7 @@ def test_a_group_freezes_thaws_and_dies_frozen(group: Group) -> None:
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     group.remove()
     assert not any(path.exists() for _, path in group.places)
+    assert not group.freeze(True)
 
 
 def test_a_group_kills_alone_where_linux_knows_how() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from agent_os.abi.errors import ETIMEDOUT
+from agent_os.abi.errors import ESRCH, ETIMEDOUT
 from agent_os.kernel import members
 from agent_os.sandbox.spawner import Process
 
@@ -35,8 +35,8 @@ class Freezer:
         return self._active + (0 if self.paused else time.monotonic() - self._since)
 
     async def pause(self) -> bool:
-        """Nothing of the agent moves when this returns; whether anything did before. ETIMEDOUT: it could not be held,
-        and runs on. Cancelled, it may stay held: whoever cancels this is about to end the agent."""
+        """Nothing of the agent moves when this returns; whether anything did before. ESRCH: it has ended. ETIMEDOUT: it
+        could not be held, and runs on. Cancelled, it may stay held: whoever cancels this is about to end the agent."""
         async with self._turning:
             if self.paused:
                 return False
@@ -66,7 +66,10 @@ class Freezer:
 
     async def _hold(self) -> None:
         self._stopped = None
-        if not await self._process.freeze(True):
+        frozen = await self._process.freeze(True)
+        if self._process.exited.done():  # its number may be somebody else's by now
+            raise ESRCH("agent.ended", "it has ended")
+        if not frozen:
             await self._process.freeze(False)
             self._stopped = await asyncio.to_thread(members.stop, self._init or 0)
             if self._stopped is None:

@@ -388,9 +388,17 @@ def _ending(outcome: Outcome) -> Ended:
             return Ended(ExitClass.ERROR, -1, f"it outgrew its limit of {outcome.ending}")
 
 
-_BOOT = (
-    "import sys; sys.path.append(sys.argv.pop(1)); import agent_os.userland.native as n; sys.exit(n.run(sys.argv[1:]))"
-)
+# Our package is loaded by its place: an agent may not list the folder around it, so Python would not find it there.
+BOOT = """
+import sys, importlib.util as util
+place = sys.argv.pop(1)
+if util.find_spec("agent_os") is None:
+    spec = util.spec_from_file_location("agent_os", f"{place}/__init__.py", submodule_search_locations=[place])
+    sys.modules["agent_os"] = util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["agent_os"])
+from agent_os.userland import native
+sys.exit(native.run(sys.argv[1:]))
+"""
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -405,5 +413,5 @@ def _native(wanted: plan.Order, written: orders.Written) -> plan.Order:
     if not file.is_file() or not any(file.resolve().is_relative_to(place) for place in places):
         hint = f"--mount {file.parent}, or change to its directory"
         raise EINVAL("file.outside", f"{file} is not there, or outside of what the agent will see", hint=hint)
-    argv = (native(written.python), "-c", _BOOT, str(_PACKAGE.parent), f"{native(written.file)}:{written.function}")
+    argv = (native(written.python), "-c", BOOT, str(_PACKAGE), f"{native(written.file)}:{written.function}")
     return replace(wanted, argv=(*argv, *wanted.argv), socket=True, shown=(_PACKAGE,))

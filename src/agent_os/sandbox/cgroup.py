@@ -139,13 +139,14 @@ class Group:
                     write(path / "cgroup.kill", "1")
 
     def freeze(self, frozen: bool, timeout: float = 5.0) -> bool:
-        """Freeze or thaw; true once the kernel says it is so."""
+        """Freeze or thaw; true once the kernel says it is so. An agent that has ended has no group any more."""
         for each, path in self.places:
             if each.freezes:
-                if each.late and not self._gather(path, timeout):
-                    return False
-                write(path / "cgroup.freeze", "1" if frozen else "0")
-                return _wait_event(path, "frozen", "1" if frozen else "0", timeout)
+                with contextlib.suppress(FileNotFoundError):
+                    if each.late and not self._gather(path, timeout):
+                        return False
+                    write(path / "cgroup.freeze", "1" if frozen else "0")
+                    return _wait_event(path, "frozen", "1" if frozen else "0", timeout)
         return False
 
     def _gather(self, late: Path, timeout: float) -> bool:
