@@ -19,7 +19,7 @@ from agent_os.kernel.boot import boot
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.table import Agent
 
-SECONDS = 20.0  # a generous safety limit, never a measure
+SECONDS = 60.0  # a generous safety limit, never a measure
 
 
 _peers: list["Peer"] = []  # to be closed with the kernel

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]
-SECONDS = 60
+SECONDS = 180  # a safety limit, never a measure: a busy machine takes long for a command
 AGENT = """
 from agent_os import agent
 
@@ -88,4 +88,4 @@ def until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not true():
         assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.05)
+        time.sleep(0.2)  # each look is a command of its own

@@ -215,7 +215,7 @@ def test_a_paused_agent_can_be_killed(operator: Operator) -> None:
     value = json.loads(operator.ctl("kill", run.name, "-o", "json").stdout)
     assert sleepers() == []
     assert (value["api"], value["kill"][0]["name"], value["kill"][0]["survivors"]) == ("v1", run.name, 0)
-    assert value["kill"][0]["seconds"] < 1
+    assert value["kill"][0]["seconds"] < 10
     assert run.end() == 137
 
 
@@ -291,9 +291,9 @@ def advances(run: Run, seconds: float) -> bool:
 
 
 def test_a_timeout_does_not_run_while_its_agent_is_paused(operator: Operator) -> None:
-    run = operator.start("echo ready; sleep 1003.5", "--timeout", "3s")
+    run = operator.start("echo ready; sleep 1003.5", "--timeout", "10s")
     operator.ctl("pause", run.name)
-    time.sleep(3.5)  # the whole of its time passes
+    time.sleep(10.5)  # the whole of its time passes
     assert operator.listed()[run.name]["state"] == "paused"
     operator.ctl("resume", run.name)
     assert run.end() == 124

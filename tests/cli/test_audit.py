@@ -8,6 +8,7 @@ import pytest
 
 from agent_os.abi.heads import parse_note
 from cli.desk import Desk
+from journals import opened, result
 
 pytestmark = pytest.mark.integration
 
@@ -168,6 +169,32 @@ def test_a_cut_tail_is_found_by_a_head_that_was_kept(quiet: Desk, tmp_path: Path
     said = quiet.ask("audit", "verify", "--head", saved)
     assert said.code == 10
     assert "first bad entry 4" in said.out
+
+
+def test_a_gap_is_reported_and_ends_with_ten_only_where_none_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    desk.home.mkdir()
+    clock = iter(range(1_700_000_000_000_000_000, 1_800_000_000_000_000_000, 400_000_000))
+    with monkeypatch.context() as patched:
+        patched.setattr("time.time_ns", lambda: next(clock))
+        with opened(desk.home) as journal:
+            journal.put_now(result())
+            patched.setattr("agent_os.kernel.journal.heads.EVERY_SECONDS", 1e9)
+            for _ in range(10):
+                journal.put_now(result())
+    said = desk.good("audit", "verify")
+    assert "gap  " in said.out
+    assert said.out.endswith("integrity OK, with a gap in which nobody signed\n")
+    strict = desk.ask("audit", "verify", "--strict", "-o", "json")
+    assert (strict.code, strict.json["ok"], len(strict.json["gaps"])) == (10, True, 1)
+
+
+def test_no_gap_is_no_failure(quiet: Desk) -> None:
+    said = quiet.good("audit", "verify", "--strict", "--progress")
+    assert said.out.endswith("integrity OK\n")
+    assert "checking" not in said.err  # it was over before anything was to be told
 
 
 def test_a_home_without_a_journal_is_told(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ class Processes:
         kernel.start(kernel.adopt(agent, ours, work))
         return agent
 
+    async def give_up(self, agent: Agent) -> None:
+        """There is nothing of it to be kept."""
+
     def _ended(self, agent: Agent, code: int) -> None:
         self.running -= 1
         if code < 0:

@@ -167,6 +167,21 @@ async def always_dies(ctx: Context) -> Any:
     os.kill(os.getpid(), 9)
 
 
+async def dies_later(ctx: Context) -> Any:
+    """Every life brings a few new calls, and no more."""
+    for _ in range(5 * ctx.incarnation):
+        await ctx.now()
+    os.kill(os.getpid(), 9)
+
+
+async def stays(ctx: Context) -> Any:
+    """Hears SIGTERM, and does not mind."""
+    ctx.on(AgentSignal.SIGTERM, lambda _: ack("asked", ctx.incarnation))
+    ack("began", ctx.incarnation)
+    while True:
+        await ctx.sleep(0.02)
+
+
 async def masks(ctx: Context) -> Any:
     await ctx.mask(AgentSignal.SIGUSR2)
     got: list[Any] = []

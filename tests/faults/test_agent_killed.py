@@ -15,6 +15,7 @@ from agent_os.abi.entries import Kind
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.lives import Lives
 from agent_os.kernel.signals import KERNEL
 from agent_os.kernel.table import Agent, Ended
 from faults.inprocess import acks, kernel_with_processes, started
@@ -100,7 +101,7 @@ def test_an_agent_that_dies_in_every_life_is_not_started_for_ever(tmp_path: Path
     kernel_with_processes(test, tmp_path)
 
 
-async def reports_too_early(self: Kernel, agent: Agent, ended: Ended) -> int:
+async def reports_too_early(self: Lives, agent: Agent, ended: Ended) -> int:
     """Broken on purpose: the end is told first, and made true a moment later."""
 
     async def later() -> None:
@@ -108,7 +109,7 @@ async def reports_too_early(self: Kernel, agent: Agent, ended: Ended) -> int:
         assert agent.running
         await agent.running.destroy()
 
-    self.start(later())
+    self._kernel.start(later())  # pyright: ignore[reportPrivateUsage]
     agent.line = None
     await self.left(agent, ended)
     return 1
@@ -140,7 +141,7 @@ def test_a_reported_kill_is_true_and_on_the_record(tmp_path: Path, frozen: bool)
 def test_a_build_that_reports_a_kill_before_reaping_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Kernel, "end", reports_too_early)
+    monkeypatch.setattr(Lives, "end", reports_too_early)
 
     async def test(kernel: Kernel, processes: Processes) -> None:
         _, process = await killed(kernel, processes, tmp_path, frozen=False)

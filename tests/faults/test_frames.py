@@ -4,8 +4,13 @@ A length is only a claim. A build that makes room for a frame before it has look
 """
 
 import resource
+import socket
 import struct
+import subprocess
+import sys
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +25,29 @@ from peer import Peer, agent, greeted, with_kernel
 
 CLAIM = 512 << 20
 CONNECTIONS = 10_000 if SOAK else 300
+
+
+HOLD = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+door = socket.socket(fileno=int(sys.argv[1]))
+while socket.recv_fds(door, 16, 100)[0]:
+    pass
+"""
+
+
+@contextmanager
+def crowd_elsewhere() -> Iterator[socket.socket]:
+    """A process that holds the descriptors it is sent until the socket closes; this one has too few for both ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", HOLD, str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        try:
+            yield ours
+        finally:
+            ours.close()
+            assert process.wait(60) == 0
 
 
 class AllocatesFirst(frames.Splitter):
@@ -93,19 +121,29 @@ def test_no_operator_number_is_answered_on_an_agents_socket() -> None:
 def test_a_crowd_that_says_nothing_leaves_room_for_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MAX_PROCESSES", CONNECTIONS + 10)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < CONNECTIONS * 2 + 200:
-        pytest.skip(f"descriptors: at most {hard} are allowed, {CONNECTIONS * 2 + 200} are needed")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CONNECTIONS * 2 + 200), hard))
+    needed = CONNECTIONS + 400
+    if hard < needed:
+        pytest.skip(f"descriptors: at most {hard} are allowed, {needed} are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    asked = 0
 
     async def test(kernel: Kernel) -> None:
-        crowd = [await agent(kernel, f"idle{n}") for n in range(CONNECTIONS)]
-        _, peer = await greeted(kernel, "busy")
-        for _ in range(50):
-            assert await peer.ask(Now())
-        for _, theirs in crowd:
-            theirs.close()
+        nonlocal asked
+        with crowd_elsewhere() as crowd:
+            for first in range(0, CONNECTIONS, 100):
+                theirs = [(await agent(kernel, f"idle{n}"))[1] for n in range(first, first + 100)]
+                socket.send_fds(crowd, [b"hold"], [one.fileno() for one in theirs])
+                for one in theirs:
+                    one.close()
+            assert len(kernel.connections) == CONNECTIONS
+            _, peer = await greeted(kernel, "busy")
+            for _ in range(50):
+                assert await peer.ask(Now())
+                asked += 1
+            assert len(kernel.connections) == CONNECTIONS + 1, "somebody of the crowd was sent away"
 
     try:
         with_kernel(test)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert asked == 50

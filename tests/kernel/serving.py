@@ -78,6 +78,6 @@ async def entries(client: Client, request: Body) -> list[dict[str, Any]]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Returns when it is; a test waits for things, never for time."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not true():
             await asyncio.sleep(0.01)

@@ -76,6 +76,9 @@ def test_a_place_that_cannot_be_written_costs_nobody_anything(tmp_path: Path) ->
     output = Output(tmp_path, "a")
     output.write(b"lost")
     output.close()
+    assert (tmp_path / "logs").read_text() == "a file in its way"
+    with pytest.raises(ENOENT, match="no output of a"):
+        Reader(tmp_path, "a")
 
 
 def test_only_so_many_logs_are_kept_and_never_the_kernels_is_dropped(

@@ -51,7 +51,7 @@ def project(tmp_path: Path) -> Path:
 
 async def lived(client: Client, file: Path, name: str = "worker") -> None:
     await client.call(abi.Run(order=order(file, name), detach=True))
-    ended = await client.call(abi.Await(agent=name), deadline=60)
+    ended = await client.call(abi.Await(agent=name), deadline=180)
     assert (ended["state"], ended["result"]) == ("completed", 7), ended
 
 
@@ -153,7 +153,7 @@ def test_what_has_no_record_of_calls_is_refused_with_the_reason(tmp_path: Path, 
             guest = {**order(project / "none", "guest"), "file": None, "function": "", "python": ""}
             guest["argv"] = ["/bin/true"]
             await client.call(abi.Run(order=guest, detach=True))
-            await client.call(abi.Await(agent="guest"), deadline=60)
+            await client.call(abi.Await(agent="guest"), deadline=180)
             with pytest.raises(EINVAL, match="does not speak to the kernel"):
                 await client.call(abi.Replay(agent="guest"))
             with pytest.raises(ESRCH):
@@ -190,7 +190,7 @@ def save(ctx):
             await until(lambda: any(e.op == 27 for e, _ in kernel.journal.scan(agent.id)))
             made = await client.call(abi.CheckpointOf(agent="worker", name="half"))
             assert made["state"] is True
-            assert (await client.call(abi.Await(agent="worker"), deadline=60))["result"] == 7
+            assert (await client.call(abi.Await(agent="worker"), deadline=180))["result"] == 7
             told = await client.call(abi.Replay(agent="worker"))
             assert told["match"], told
             assert told["from"] > made["at"]

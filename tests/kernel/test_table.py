@@ -55,6 +55,22 @@ def test_a_full_table_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     rows.admit("c", "native")
 
 
+def test_rows_of_agents_that_ended_long_ago_are_dropped_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ENDED", 10)
+    table = Table(SqliteStore(None))
+    lives, again = table.admit("lives", "native"), table.admit("again", "native")
+    again.exit, again.lasting = Ended(ExitClass.LOST, -1), True
+    again.gone.set()
+    for number in range(100):
+        agent = table.admit(f"a{number}", "native")
+        agent.exit = Ended(ExitClass.NORMAL, 0)
+        agent.gone.set()
+    kept = list(table)
+    assert len(kept) <= 2 + 10 + 1
+    assert (kept[0], kept[1], kept[-1].name) == (lives, again, "a99")
+    assert table.over("default/a0")
+
+
 @pytest.mark.parametrize("name", ["", "A", "a b", "../a", "a/b/c/", "-a", "x" * 64, "é"])
 def test_a_bad_name_is_refused(name: str) -> None:
     with pytest.raises(EINVAL):

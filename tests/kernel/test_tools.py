@@ -47,7 +47,7 @@ def test_a_tool_that_does_not_read_its_input_still_ends() -> None:
 
 
 def test_a_tool_that_outlives_its_wall_limit_is_killed_with_all_it_started() -> None:
-    result = tool("echo begun; (setsid sleep 600 &) ; sleep 600", wall=0.5)
+    result = tool("echo begun; (setsid sleep 600 &) ; sleep 600", wall=2.0)
     assert result.timed_out
     assert result.code == 124
     assert result.stdout.data == b"begun\n"
@@ -78,9 +78,11 @@ def test_a_tool_beyond_its_memory_is_told_apart_from_one_that_failed() -> None:
 def test_a_cancelled_tool_run_leaves_nothing() -> None:
     async def body(launcher: Launcher) -> None:
         before = len(os.listdir("/proc/self/fd"))
-        running = asyncio.create_task(run_tool(launcher, "cancelled", ["sleep", "601.5"]))
-        while not (waiting := children_named("sleep", "601.5")) and not running.done():
+        command = ["sleep", f"601.{os.getpid()}"]  # nobody else's, whoever tests on this machine
+        running = asyncio.create_task(run_tool(launcher, "cancelled", command))
+        while not (waiting := children_named(*command)) and not running.done():
             await asyncio.sleep(0.01)
+        assert waiting, await running
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -29,6 +29,7 @@ READY_SECONDS = 30.0
 # Spawns under way. Linux counts descriptors in flight per user and against the sender's own limit, which an agent's is.
 _AT_ONCE = 16
 _MAX_RECEIVED = 32
+_TRIES = 4  # launchers that may die under one spawn
 _LEASES = "/run/agent-os.uids"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
 _PACKAGE_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -191,6 +192,7 @@ class Launcher:
         self._starting = asyncio.Semaphore(_AT_ONCE)
         self._replies: deque[asyncio.Future[Answer]] = deque()  # the launcher answers in the order it was asked
         self._exits: dict[str, asyncio.Future[Exit]] = {}
+        self._pidfds: dict[str, int] = {}  # of those that run; whoever awaits an exit closes it afterwards
         self._gone = True
 
     @classmethod
@@ -241,8 +243,9 @@ class Launcher:
             await self.close()
             raise
         if failed := record.get("failed"):
+            word = "launcher" if self._gone else "setup"
             await self.close()
-            raise SandboxError("setup", failed["why"], failed["step"], failed["errno"])
+            raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
 
     def _receive(self) -> None:
         try:
@@ -255,22 +258,33 @@ class Launcher:
         if not record:
             self._lost()
         elif ended := record.get("exit"):
+            self._pidfds.pop(ended["spawn_id"], None)
             _settle(self._exits.pop(ended["spawn_id"]), Exit(ended["status"], ended["rusage"]))
         else:
+            if spawned := record.get("spawned"):
+                self._pidfds[spawned["spawn_id"]] = fds[0]
             _settle(self._replies.popleft(), (record, fds))
 
     def _lost(self) -> None:
-        """The launcher is gone, and so is every agent: its pid namespace died with it."""
+        """The launcher is gone, and every agent ends with its pid namespace. Linux closes the socket first and ends the
+        agents then: each is lost when its own pidfd says so, not before."""
         if self._gone:
             return
         self._gone = True
-        asyncio.get_running_loop().remove_reader(self._requests)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._requests)
         while self._replies:
             answer: Answer = (_failure("the launcher ended; every agent it had made ended with it"), [])
             _settle(self._replies.popleft(), answer)
-        for waiting in self._exits.values():
+        for spawn_id in list(self._exits):
+            if (pidfd := self._pidfds.get(spawn_id)) is not None:
+                loop.add_reader(pidfd, self._bury, spawn_id)
+
+    def _bury(self, spawn_id: str) -> None:
+        if (pidfd := self._pidfds.pop(spawn_id, None)) is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+        if waiting := self._exits.pop(spawn_id, None):
             _settle(waiting, Exit(signal.SIGKILL, {}, lost=True))
-        self._exits.clear()
 
     async def spawn(
         self,
@@ -284,7 +298,8 @@ class Launcher:
     ) -> Process:
         """`sources` are O_PATH descriptors of host files, named as the spec refers to them; the caller keeps them and
         the streams. Group and lease are taken over. On failure or cancellation nothing is left of the agent.
-        A launcher found dead is started again, once."""
+        A launcher found dead is started again, and so is one that dies meanwhile, a few times: nothing of the agent's
+        own has run by then."""
         fds = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
         if agent is not None:
             fds["agent"] = agent
@@ -307,34 +322,16 @@ class Launcher:
     ) -> Process:
         try:
             lease = lease or lease_uid(self.root_mode)
-            status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            status.setblocking(False)
-            with status, theirs, contextlib.ExitStack() as opened:
-                fds = {"status": theirs.fileno(), **fds}  # first: the child must find it before it can read the spec
-                if group:
-                    if not {"limits", "controllers"} & set(self._config.without):
-                        group.apply(spec.limits)
-                        spec = replace(spec, controllers=group.enforces(spec.limits))
-                    for index, fd in enumerate(group.open_procs()):
-                        fds[f"cgroup{index}"] = fd
-                        opened.callback(os.close, fd)
-                for name, fd in sources.items():
-                    fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
-                exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-                pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
-                theirs.close()
+            if group and not {"limits", "controllers"} & set(self._config.without):
+                group.apply(spec.limits)
+                spec = replace(spec, controllers=group.enforces(spec.limits))
+            for _ in range(_TRIES - 1):
                 try:
-                    async with asyncio.timeout(READY_SECONDS):
-                        ready, received = await _read_status(status, until_exec=not spec.warm)
-                except (SandboxError, TimeoutError) as problem:
-                    _signal(pidfd, signal.SIGKILL)
-                    await exited
-                    os.close(pidfd)
-                    if group and group.ran_out_of_memory():
-                        raise SandboxError("setup", "its memory limit is too small to start with", "C3") from problem
-                    if isinstance(problem, SandboxError):
+                    return await self._attempt(spec, fds, sources, group, lease)
+                except SandboxError as problem:
+                    if problem.word != "launcher":
                         raise
-                    raise SandboxError("setup", f"not ready within {READY_SECONDS:.0f} s") from problem
+            return await self._attempt(spec, fds, sources, group, lease)
         except BaseException:
             if group:
                 group.kill()
@@ -342,9 +339,41 @@ class Launcher:
             if lease:
                 lease.release()
             raise
+
+    async def _attempt(
+        self, spec: SpawnSpec, fds: dict[str, int], sources: Mapping[str, int], group: Group | None, lease: Lease
+    ) -> Process:
+        await self._revive()  # before anything is asked of the starter, which went with its launcher
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        status.setblocking(False)
+        with status, theirs, contextlib.ExitStack() as opened:
+            fds = {"status": theirs.fileno(), **fds}  # first: the child must find it before it can read the spec
+            for index, fd in enumerate(group.open_procs() if group else ()):
+                fds[f"cgroup{index}"] = fd
+                opened.callback(os.close, fd)
+            for name, fd in sources.items():
+                fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
+            exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+            pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
+            theirs.close()
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    ready, received = await _read_status(status, until_exec=not spec.warm)
+            except (SandboxError, TimeoutError) as problem:
+                _signal(pidfd, signal.SIGKILL)
+                ended = await exited
+                os.close(pidfd)
+                raise _why_not_ready(problem, ended, group) from problem
         terminal = received.pop() if spec.tty else None
         listeners = [socket.socket(fileno=fd) for fd in received[1:]]
         return Process(spec, pidfd, ready, received[0], listeners, terminal, group, exited, lease)
+
+    async def _revive(self) -> None:
+        if self._gone:
+            async with self._sending:
+                if self._gone:
+                    await self.close()
+                    await self._launch()
 
     async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
         """Ask the launcher for a child; its pidfd."""
@@ -352,9 +381,12 @@ class Launcher:
         message = _encoded(spec)
         async with self._sending:
             if self._gone:
-                await self.close()
-                await self._launch()
-            await _send(self._requests, message, list(fds.values()))
+                raise SandboxError("launcher", "the launcher ended before it could be asked")
+            try:
+                await _send(self._requests, message, list(fds.values()))
+            except SandboxError:
+                self._lost()
+                raise
             self._replies.append(reply)
             self._exits[spec.spawn_id] = exited
         record, passed = await reply
@@ -378,11 +410,16 @@ class Launcher:
         for owner in owners:
             request = json.dumps({"owner": owner, "uid": lease.uid}).encode()
             async with self._mapping:
-                answer, received = await asyncio.to_thread(_ask, self._services, request, fd)
+                asked = self._services
+                answer, received = await asyncio.to_thread(_ask, asked, request, fd)
             if received:
                 opened.callback(os.close, received[0])
                 return received[0]
-            why, code = answer.get("why", "the starter is gone"), answer.get("errno", 0)
+            if not answer:
+                if asked is self._services:
+                    self._lost()
+                raise SandboxError("launcher", "the launcher's starter ended before it could show a directory")
+            why, code = answer["why"], answer["errno"]
         raise SandboxError("idmap", why, "trees", code)
 
     async def close(self) -> None:
@@ -395,6 +432,8 @@ class Launcher:
             self._starter.kill()
             await asyncio.to_thread(self._starter.wait)
         self._services.close()
+        for spawn_id in list(self._exits):
+            self._bury(spawn_id)
 
 
 def _signal(pidfd: int, number: int) -> None:
@@ -404,6 +443,16 @@ def _signal(pidfd: int, number: int) -> None:
 
 def _failure(why: str) -> dict[str, Any]:
     return {"failed": {"step": "launcher", "errno": 0, "why": why}}
+
+
+def _why_not_ready(problem: Exception, ended: Exit, group: Group | None) -> SandboxError:
+    if group and group.ran_out_of_memory():
+        return SandboxError("setup", "its memory limit is too small to start with", "C3")
+    if ended.lost:
+        return SandboxError("launcher", "the launcher ended while it made this agent")
+    if isinstance(problem, SandboxError):
+        return problem
+    return SandboxError("setup", f"not ready within {READY_SECONDS:.0f} s")
 
 
 def _settle(future: "asyncio.Future[Any]", value: object) -> None:
@@ -423,7 +472,9 @@ def _ask(services: socket.socket, request: bytes, fd: int) -> Answer:
         socket.send_fds(services, [request], [fd])
         message, fds, _, _ = socket.recv_fds(services, 4096, 1)
     except OSError as problem:
-        return {"why": f"the starter is gone: {problem}", "errno": problem.errno or 0}, []
+        if problem.errno in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):  # the starter is gone
+            return {}, []
+        return {"why": f"the starter could not be asked: {problem}", "errno": problem.errno or 0}, []
     return json.loads(message or b"{}"), fds
 
 
