@@ -128,6 +128,34 @@ def test_a_failed_sync_is_final_and_never_tried_again(tmp_path: Path, disk: Shim
     store.close()
 
 
+def test_a_failed_write_on_the_loops_thread_is_final_for_what_follows_it(tmp_path: Path, disk: ShimDisk) -> None:
+    async def work(journal: Journal) -> int:
+        told: list[AgentOSError] = []
+        journal.on_failure = told.append
+        await journal.record(result())
+        last = await journal.record(result(), sync=False)
+        disk.fail["write"] = apsw.IOError
+        waiting = [asyncio.create_task(journal.record(result(), sync=False)) for _ in range(3)]
+        while not disk.refused:
+            await asyncio.sleep(0)
+        disk.fail.clear()  # a later group would get through
+        later = asyncio.create_task(journal.record(result(), sync=False))
+        ends = await asyncio.gather(*waiting, later, return_exceptions=True)
+        assert {type(end) for end in ends} == {EIO}
+        async with asyncio.timeout(10):
+            while not told:
+                await asyncio.sleep(0)
+        assert journal.failed is told[0]
+        assert len(told) == 1
+        return last
+
+    journal, store = started(tmp_path, disk)
+    last = run(work(journal))
+    journal.close_now()
+    assert store.size() == last
+    store.close()
+
+
 def test_a_full_disk_leaves_room_for_the_last_words(tmp_path: Path, disk: ShimDisk) -> None:
     journal, store = started(tmp_path, disk)
     journal.put_now(result())

@@ -127,6 +127,67 @@ def test_an_entry_with_a_large_body_does_not_wait_for_the_end_of_the_turn() -> N
     asyncio.run(main())
 
 
+def test_what_waits_for_no_disk_is_committed_on_the_loops_own_thread(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = Journal.open(SqliteStore(tmp_path / "journal.db", reserve=0), home=tmp_path)
+        await journal.record(draft())
+        threads: list[threading.Thread] = []
+        journal.failpoints["after_commit"] = lambda: threads.append(threading.current_thread())
+        await journal.record(draft(), sync=False)
+        await journal.record(draft(), sync=True)
+        blob = [Blob(b"d" * 32, b"x")]
+        await journal.record(draft(), sync=False, blobs=blob)
+        journal.failpoints.clear()
+        here = threading.current_thread()
+        assert [thread is here for thread in threads] == [True, False, False]
+        await journal.close()
+
+    asyncio.run(main())
+
+
+def test_an_unsynced_entry_does_not_overtake_a_synced_one_that_the_writer_is_at() -> None:
+    async def main() -> None:
+        store = SqliteStore(None)
+        journal = Journal.open(store)
+        await journal.record(draft())
+        begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+        def hold() -> None:
+            journal.failpoints.clear()
+            begun.set()
+            go_on.wait(10)
+
+        journal.failpoints["begun"] = hold
+        first = journal.put(draft(), sync=True, done=lambda: order.append("synced"))
+        await asyncio.to_thread(begun.wait, 10)
+        last = asyncio.create_task(journal.record(draft(), sync=False))
+        last.add_done_callback(lambda _: order.append("unsynced"))
+        await asyncio.sleep(0.05)  # time enough to do it wrong
+        assert (store.size(), order) == (first - 1, [])
+        go_on.set()
+        assert await last == first + 1
+        await asyncio.sleep(0)
+        assert order == ["synced", "unsynced"]
+        await journal.close()
+
+    asyncio.run(main())
+
+
+def test_entries_committed_on_the_loop_are_signed_when_silence_follows() -> None:
+    async def main() -> None:
+        journal = Journal.open(SqliteStore(None))
+        await journal.record(draft())
+        async with asyncio.timeout(20):
+            while journal.head()["size"] < journal.size:  # the writer then has nothing to wake up for
+                await asyncio.sleep(0.05)
+            last = await journal.record(draft(), sync=False)
+            while journal.head()["size"] < last:
+                await asyncio.sleep(0.05)
+        await journal.close()
+
+    asyncio.run(main())
+
+
 def test_an_agents_entries_are_found_on_both_sides_of_where_the_index_ends() -> None:
     store = SqliteStore(None)
     journal = Journal.open(store)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,18 @@ PAGE = 1000  # rows read at once
 INDEXED = 1024  # `by_agent` holds all entries up to the last multiple of it; the few after it are looked through
 WAL_PAGES = 4000  # pages of the write-ahead file before it is worked into the database
 BUSY_MS = 10_000
-_PUT = "insert into kv (bucket, key, value) values (?,?,?) on conflict do update set value = excluded.value"
+AT_ONCE = (32, 4, 1)  # rows of one statement: each lets go of the interpreter and must get it back from the loop
+
+
+def _of_sizes(sql: str, row: str) -> dict[int, str]:
+    return {count: sql.format(",".join([row] * count)) for count in AT_ONCE}
+
+
+_ADD = _of_sizes("insert into entries values {}", "(?,?,?,?,?)")
+_PUT = _of_sizes(
+    "insert into kv (bucket, key, value) values {} on conflict do update set value = excluded.value", "(?,?,?)"
+)
+_DROP = _of_sizes("delete from kv where (bucket, key) in (values {})", "(?,?)")
 _INDEX = "insert into by_agent select agent, aseq, seq from entries where seq > ? and seq <= ? order by agent, aseq"
 _WAL_HEADER, _FRAME_HEADER = 32, 24
 
@@ -115,13 +127,15 @@ class SqliteStore:
                 if isinstance(problem, apsw.FullError):
                     raise ENOSPC("store.full", f"no room left for {self.path}", hint="make room") from problem
                 raise
-            if self._wal_pages >= WAL_PAGES:
+            # That waits for the disk, as does a sync or a large body; who brings neither should not wait. (He does wait
+            # if his commit is the first one after it: SQLite then syncs the new header of its file.)
+            if (sync or blobs) and self._wal_pages >= WAL_PAGES:
                 self._wal_pages = 0
                 with suppress(apsw.BusyError):  # somebody else is at it; the next commit asks again
                     db.wal_checkpoint()
 
     def _add(self, rows: Sequence[Row]) -> None:
-        self._db.executemany("insert into entries values (?,?,?,?,?)", rows)
+        self._change(_ADD, rows)
         before, now = _indexed(rows[0][0] - 1), _indexed(rows[-1][0])
         if now > before:
             self._db.execute(_INDEX, (before, now))
@@ -133,12 +147,15 @@ class SqliteStore:
 
     def _put(self, puts: Sequence[Put]) -> None:
         latest = {(put.bucket, put.key): put.value for put in puts}
-        gone = [name for name, value in latest.items() if value is None]
-        if gone:
-            self._db.executemany("delete from kv where bucket = ? and key = ?", gone)
-        if len(gone) < len(latest):
-            kept = [(bucket, key, value) for (bucket, key), value in latest.items() if value is not None]
-            self._db.executemany(_PUT, kept)
+        self._change(_DROP, [name for name, value in latest.items() if value is None])
+        self._change(_PUT, [(*name, value) for name, value in latest.items() if value is not None])
+
+    def _change(self, statements: dict[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
+        at = 0
+        for count, sql in statements.items():
+            while len(rows) - at >= count:
+                self._db.execute(sql, tuple(chain.from_iterable(rows[at : at + count])))
+                at += count
 
     def _fail(self, name: str) -> None:
         if point := self.failpoints.get(name):

@@ -6,12 +6,13 @@ facts: the kernel's own, and ours, which are the tiles of the tree, the signed h
 Outside the database, in `anchor/`, lie the heads once more and the mark of the newest synced group.
 
 When something counts as done. `put` gives an entry its number at once; all that one turn of the loop put goes to the
-writer together. The writer takes all that has queued and hands the store one transaction: entries, bodies, facts,
-tiles, perhaps a head. The commit of that transaction is the moment; before it nothing of the group has happened, after
-it all of it has. If any entry of the group asked for `sync`, the commit returns only when the disk has it. Only then is
-anyone told (`done`, on the loop's thread, in order). An entry that asked for no sync survives the death of this
-process; a power loss may cut the tail of such entries, back to the last synced group and never behind it. A head goes
-to the anchor only when what it covers is synced.
+writer together, or, if none of it waits for the disk and the writer has nothing to do, is committed at the end of that
+turn. The writer takes all that has queued and hands the store one transaction: entries, bodies, facts, tiles, perhaps a
+head. The commit of that transaction is the moment; before it nothing of the group has happened, after it all of it has.
+If any entry of the group asked for `sync`, the commit returns only when the disk has it. Only then is anyone told
+(`done`, on the loop's thread, in order). An entry that asked for no sync survives the death of this process; a power
+loss may cut the tail of such entries, back to the last synced group and never behind it. A head goes to the anchor only
+when what it covers is synced.
 
 When something fails. A commit or sync that fails is final. It is not tried again, since after a failed sync nobody
 knows what the disk holds. Everything queued fails, `put` raises EIO from then on, and `on_failure` is called once. On a
@@ -197,8 +198,18 @@ class Journal:
         except RuntimeError:  # another thread, or no loop at all
             return False
         if running is self._loop:
-            running.call_soon(self._hand_over)
+            running.call_soon(self._end_turn)
         return running is self._loop
+
+    def _end_turn(self) -> None:
+        """On the loop. What needs no disk is committed here and now, unless the writer has work before it."""
+        with self._lock:
+            group, self._gathered = self._gathered, []
+            here = bool(group) and self._writer.commit_here(group)
+            if group and not here:
+                self._queue(group)
+        if here:
+            self._finish(group)
 
     def _hand_over(self) -> None:
         with self._lock:
@@ -323,7 +334,7 @@ class Journal:
             seq = await self.record(
                 Draft(agent, Kind.REDACT, body=msgspec.msgpack.encode({"digests": some, "why": why}))
             )
-            await asyncio.to_thread(self._store.erase, some)
+            await asyncio.to_thread(self._writer.erase, some)
         return seq
 
     @property

@@ -114,6 +114,8 @@ class Tiles:
             rows[0].extend(hashes[at : at + room])
             at += room
             for lower, upper in pairwise(rows):
+                if len(lower) < 2 * len(upper) + 2:
+                    break  # no new pair here, so none above
                 upper.extend(parents(lower[2 * len(upper) :]))
             if len(rows[0]) == WIDTH:
                 whole[tile_key(level, self._whole[level])] = b"".join(value for row in rows for value in row)

@@ -1,15 +1,19 @@
 """The writer: one thread that takes what has queued, and commits it as one group.
 
 Goes in: lists of items, in the order of their sequence numbers. Comes out: for each group one call of `committed`, or
-one of `failed` and then nothing ever again. The thread owns the tree, the heads and the store's writing side. It never
-touches the loop or an agent: what it calls back does that.
+one of `failed` and then nothing ever again. Whoever holds `_turn` owns the tree, the heads and the store's writing
+side. The thread never touches the loop or an agent: what it calls back does that.
 
 There is no timer for groups. While one commit runs the next group gathers, so a lone entry waits for nobody and a
 crowd shares its sync. Only heads have a clock: the last entries before a silence are signed within a second.
+
+The thread is there for what waits for a disk: syncs, heads, large bodies. A group that asks for none of that takes 2 µs
+an entry, and two threads that want the interpreter at once cost more than that, so `commit_here` commits it where it is
+made, if nothing is queued before it.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from agent_os.abi.entries import Kind
@@ -38,6 +42,8 @@ class Writer:
         self.signers: dict[int, Signer] = {}  # by the number of the key entry that brings them in
         self.queue: SimpleQueue[list[Item] | None] = SimpleQueue()  # None: the end
         self.groups = self.syncs = 0
+        self._turn = threading.Lock()
+        self._broken: Exception | None = None  # what a commit elsewhere failed with
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def start(self) -> None:
@@ -59,10 +65,39 @@ class Writer:
             more = True
             while more:
                 group, more = self._take()
-                if group or self._heads.due(self._tiles.size) or not more:
-                    self._commit(group, last=not more)
+                with self._turn:
+                    if self._broken:
+                        raise self._broken
+                    if group or self._heads.due(self._tiles.size) or not more:
+                        self._commit(group, last=not more)
+                if group:
+                    self._committed(group)
         except Exception as problem:  # whatever it was, nothing more may be promised
             self._failed(problem, group)
+
+    def commit_here(self, group: list[Item]) -> bool:
+        """On the caller's thread, without calling back. False: it belongs in the queue. It is not the next one, or must
+        wait for the disk; or it failed, and then the thread ends when it comes to it."""
+        if any(synced or blobs for _, _, _, _, blobs, synced, _, _ in group) or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            size = self._tiles.size
+            if self._broken or group[0][0].seq != size + 1 or self._heads.due(size + len(group)):
+                return False
+            if self._heads.wait(size) is None:
+                self.queue.put([])  # the thread sleeps without end, and from now on a head will be due
+            self._commit(group, last=False)
+        except Exception as problem:
+            self._broken = problem
+            return False
+        finally:
+            self._turn.release()
+        return True
+
+    def erase(self, digests: Sequence[bytes]) -> None:
+        """Blocks until they are gone. Meanwhile nothing is committed, here or there."""
+        with self._turn:
+            self._store.erase(digests)
 
     def _take(self) -> tuple[list[Item], bool]:
         group: list[Item] = []
@@ -72,7 +107,7 @@ class Writer:
             while items is not None:
                 group += items
                 # What lies inline is small, so large groups are those with bodies; each of these comes alone.
-                for _, _, _, puts, blobs, *_ in items if items[-1][4] else ():
+                for _, _, _, puts, blobs, *_ in items if items and items[-1][4] else ():
                     weight += sum(len(put.value or b"") for put in puts) + sum(len(blob.data) for blob in blobs)
                 if len(group) >= MOST_ENTRIES or weight >= MOST_BYTES:
                     return group, True
@@ -120,8 +155,6 @@ class Writer:
             heads.synced(tiles.size, root or tiles.root())
         if self._failpoints:
             self._pass("before_callbacks")
-        if group:
-            self._committed(group)
 
     def rest(self) -> list[Item]:
         """What is still queued, taken out."""
