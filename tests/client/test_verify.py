@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import journals
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL, EIO
+from agent_os.abi.heads import parse_note
 from agent_os.client import verify as module
 from agent_os.client.verify import verify
 from agent_os.kernel.journal import Draft, Signer
@@ -79,6 +81,60 @@ def test_entries_after_the_last_head_are_told(tmp_path: Path, monkeypatch: pytes
         assert report.ok
         assert report.gaps[-1].through == 3
         assert report.gaps[-1].seq == report.signed + 1
+
+
+STEP_NS = 400_000_000
+
+
+@pytest.fixture(scope="module")
+def two_boots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two boots that each say so, whose entries come every 0.4 seconds, by their clock, and are signed every few."""
+    made = tmp_path_factory.mktemp("two")
+    clock = iter(range(1_700_000_000_000_000_000, 1_800_000_000_000_000_000, STEP_NS))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("agent_os.kernel.journal.heads.EVERY_ENTRIES", 2)
+        patched.setattr(time, "time_ns", lambda: next(clock))
+        for _ in range(2):
+            for _ in range(100):  # it was down for a while
+                next(clock)
+            with opened(made) as journal:
+                journal.put_now(Draft("kernel", Kind.BOOT))
+                for _ in range(40):
+                    journal.put_now(result())
+    return made
+
+
+def gaps_without(home: Path, copy: Path, boot: int, heads: slice) -> list[tuple[int, int]]:
+    """What is reported as a gap when some heads of a boot were never made."""
+    forger = Forger(home, copy, 1)
+    rows = forger.db.execute("select key, value from kv where bucket = 'heads' order by key").fetchall()
+    anchor = copy / "anchor/heads"
+    for key, note in [row for row in rows if parse_note(row[1]).head.boot == boot][heads]:
+        forger.do("delete from kv where bucket = 'heads' and key = ?", key)
+        anchor.write_bytes(anchor.read_bytes().replace(note, b""))
+    forger.close()
+    report = verify(database(copy), key=public_key(home), anchor=anchor)
+    assert report.ok
+    return [(gap.seq, gap.through) for gap in report.gaps]
+
+
+def test_a_kernel_killed_just_after_a_head_leaves_no_gap(two_boots: Path, tmp_path: Path) -> None:
+    assert gaps_without(two_boots, tmp_path / "whole", 1, slice(0, 0)) == []
+    assert gaps_without(two_boots, tmp_path / "killed", 1, slice(-2, None)) == []
+
+
+def test_a_boot_that_went_unsigned_to_its_end_is_a_gap(two_boots: Path, tmp_path: Path) -> None:
+    ((first, last),) = gaps_without(two_boots, tmp_path / "copy", 1, slice(-10, None))
+    boot = verify(database(two_boots)).entries - 40
+    assert last == boot - 1
+    assert first > 1
+
+
+def test_a_boot_that_was_not_signed_at_its_beginning_is_a_gap(two_boots: Path, tmp_path: Path) -> None:
+    boot = verify(database(two_boots)).entries - 40
+    ((first, last),) = gaps_without(two_boots, tmp_path / "copy", 2, slice(0, 10))
+    assert first == boot
+    assert last > first
 
 
 @pytest.mark.parametrize("many", [1, 100])

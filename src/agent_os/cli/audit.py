@@ -21,6 +21,7 @@ from agent_os.cli.changes import human_size, say
 from agent_os.cli.errors import EXIT_TAMPERED
 from agent_os.cli.events import show
 from agent_os.cli.output import output_option, paint, plain, print_json
+from agent_os.cli.progress import Progress, progress_option
 
 _MOST_SHOWN = 10  # findings
 _SHORT = 16  # characters of a hash that a person compares
@@ -63,12 +64,17 @@ def head(as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--head", "saved", type=click.Path(path_type=Path), metavar="FILE", help="A head that you kept.")
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="The public key, as keys/journal.pub.")
+@click.option("--strict", is_flag=True, help="End with 10 for a gap as well.")
+@progress_option
 @output_option
-def verify(file: Path | None, saved: Path | None, key: Path | None, as_json: bool) -> int:
+def verify(file: Path | None, saved: Path | None, key: Path | None, strict: bool, shown: bool, as_json: bool) -> int:
     """Check the whole log: FILE, an export or a journal; by default that of this home.
 
     Every entry is hashed again and compared with every signed head. Ends with 10 if anything was changed. Needs no
     running kernel.
+
+    A gap is reported where entries went unsigned for over two seconds: a kernel that was killed and has not booted
+    since, a machine that slept, or a recorder that somebody stopped. It ends with 0, or with 10 if --strict.
     """
     from agent_os.client import place
 
@@ -81,17 +87,19 @@ def verify(file: Path | None, saved: Path | None, key: Path | None, as_json: boo
     heads = [one for one in (home / "anchor" / "heads" if file is None else None, saved) if one and one.exists()]
     if saved and not saved.exists():
         raise ENOENT("head.none", f"there is no file {saved}")
-    report, minutes = _check(path, key, heads, saved)
+    report, minutes = _check(path, key, heads, saved, Progress("checking", shown=shown))
     if as_json:
         import msgspec
 
         print_json({"ok": report.ok, "first_bad": report.first_bad, **msgspec.to_builtins(report)})
     else:
         _print_report(report, minutes, own=file is None and saved is None)
-    return 0 if report.ok else EXIT_TAMPERED
+    return EXIT_TAMPERED if not report.ok or (strict and report.gaps) else 0
 
 
-def _check(path: Path, key: Path | None, heads: Sequence[Path], saved: Path | None) -> tuple[Any, list[str]]:
+def _check(
+    path: Path, key: Path | None, heads: Sequence[Path], saved: Path | None, progress: Progress
+) -> tuple[Any, list[str]]:
     """What the verifier says, and of when the saved heads are."""
     from agent_os.abi.heads import parse_note, split_notes
     from agent_os.client.verify import verify as check
@@ -106,12 +114,12 @@ def _check(path: Path, key: Path | None, heads: Sequence[Path], saved: Path | No
         if not minutes:
             raise EINVAL("head.unreadable", f"there is no signed head in {saved}", hint="agentctl audit head > FILE")
     if not heads:
-        return check(path, key=trusted), minutes
+        return check(path, key=trusted, progress=progress), minutes
     with tempfile.NamedTemporaryFile() as together:
         for one in heads:
             together.write(one.read_bytes())
         together.flush()
-        return check(path, key=trusted, anchor=Path(together.name)), minutes
+        return check(path, key=trusted, anchor=Path(together.name), progress=progress), minutes
 
 
 def _print_report(report: Any, minutes: Sequence[str], *, own: bool) -> None:
@@ -126,7 +134,10 @@ def _print_report(report: Any, minutes: Sequence[str], *, own: bool) -> None:
         word = "bad" if finding in report.findings else "gap"
         through = f"–{finding.through}" if finding.through != finding.seq else ""
         click.echo(f"{word}  {finding.seq}{through}  {plain(finding.what)}")
-    if report.ok:
+    if report.ok and report.gaps:
+        gaps = f"{len(report.gaps):,} gaps" if len(report.gaps) > 1 else "a gap"
+        click.echo(paint(f"integrity OK, with {gaps} in which nobody signed", "yellow"))
+    elif report.ok:
         click.echo(paint("integrity OK", "green"))
     else:
         click.echo(paint(f"integrity FAILED, first bad entry {report.first_bad}", "red"))
@@ -211,7 +222,8 @@ def export(file: Path, end: int | None, no_bodies: bool, as_json: bool) -> int:
             _export_offline(home / "journal.db", target, bodies=not no_bodies)
         target.flush()
         key = home / "keys" / "journal.pub"
-        report, _ = _check(Path(f"/proc/{os.getpid()}/fd/{target.fileno()}"), key, [], None)
+        written = Path(f"/proc/{os.getpid()}/fd/{target.fileno()}")
+        report, _ = _check(written, key, [], None, Progress("checking"))
         size = target.tell()
     if as_json:
         print_json({"file": str(file), "entries": report.entries, "bytes": size, "ok": report.ok})

@@ -15,33 +15,36 @@ from agent_os.cli.asking import receive
 from agent_os.cli.changes import human_size, say
 from agent_os.cli.errors import EXIT_TAMPERED
 from agent_os.cli.output import output_option, paint, plain, print_json
+from agent_os.cli.progress import Progress, progress_option
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--verify-only", is_flag=True, help="Check a backup that is there.")
+@progress_option
 @output_option
-def backup(file: Path, verify_only: bool, as_json: bool) -> int:
+def backup(file: Path, verify_only: bool, shown: bool, as_json: bool) -> int:
     """Copy journal and store to FILE, while agents run, and check the copy. Works without a running kernel, too."""
     from agent_os.client import backups, place
 
     if not verify_only:
+        told = Progress("copying", shown=shown, count=human_size)
         with backups.new_file(file) as target:
             try:
-                _receive(target)
+                _receive(target, told)
             except EHOSTUNREACH:
-                backups.copy_home(place.home(), target)
-    with backups.unpacked(file, file.absolute().parent) as (_, report):
+                backups.copy_home(place.home(), target, told)
+    with backups.unpacked(file, file.absolute().parent, Progress("checking", shown=shown)) as (_, report):
         pass
     if not report.ok and not verify_only:
         file.unlink()
     return _tell(report, file, "checked" if verify_only else "kept", as_json)
 
 
-def _receive(target: BinaryIO) -> None:
+def _receive(target: BinaryIO, told: Progress) -> None:
     from agent_os.client import backups
 
-    writer = backups.Writer(target)
+    writer = backups.Writer(target, told)
 
     def heard(chunk: Any) -> None:
         if isinstance(chunk, bytes):
@@ -67,7 +70,7 @@ def restore(file: Path, yes: bool, verify_only: bool, as_json: bool) -> int:
     from agent_os.client import backups, place
 
     home = place.home()
-    with backups.locked(home), backups.unpacked(file, home) as (unpacked, report):
+    with backups.locked(home), backups.unpacked(file, home, Progress("checking")) as (unpacked, report):
         if not report.ok or verify_only:
             return _tell(report, file, "checked", as_json)
         if not yes:

@@ -14,7 +14,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,7 @@ from typing import BinaryIO
 from agent_os.abi.errors import EBUSY, ECONFLICT, EINVAL, EIO, ENOENT, AgentOSError
 from agent_os.abi.heads import parse_note, split_notes
 from agent_os.client.sources import open_source
-from agent_os.client.verify import Report, verify
+from agent_os.client.verify import Progress, Report, verify
 
 DATABASE, ANCHOR, MARK, KEY, PUBLIC = (
     "journal.db",
@@ -34,13 +34,16 @@ DATABASE, ANCHOR, MARK, KEY, PUBLIC = (
 NAMES = (ANCHOR, MARK, KEY, PUBLIC, DATABASE)  # the database last: whoever reads a half-made home finds none
 _BESIDE_DATABASE = ("-wal", "-shm")
 _BLOCK = 512
+_PAGES = 1000  # copied at once
+Told = Callable[[int, int], object]  # how many bytes of the database are copied, of how many
 
 
 class Writer:
     """A tar file, written as its content arrives."""
 
-    def __init__(self, target: BinaryIO) -> None:
-        self._target, self._due = target, 0
+    def __init__(self, target: BinaryIO, told: Told | None = None) -> None:
+        self._target, self._due, self._size = target, 0, 0
+        self._told = told
 
     def begin(self, name: str, size: int) -> None:
         if name not in NAMES or self._due:
@@ -48,7 +51,7 @@ class Writer:
         info = tarfile.TarInfo(name)
         info.size, info.mode, info.mtime = size, 0o600, int(time.time())
         self._target.write(info.tobuf())
-        self._due = size
+        self._due = self._size = size
         self._pad = -size % _BLOCK
 
     def add(self, data: bytes) -> None:
@@ -56,6 +59,8 @@ class Writer:
         if self._due < 0:
             raise EIO("backup.stream", "there came more than was announced")
         self._target.write(data)
+        if self._told:
+            self._told(self._size - self._due, self._size)
         if not self._due:
             self._target.write(bytes(self._pad))
 
@@ -83,18 +88,20 @@ def new_file(path: Path) -> Generator[BinaryIO]:
         draft.unlink(missing_ok=True)
 
 
-def copy_home(home: Path, target: BinaryIO) -> None:
+def copy_home(home: Path, target: BinaryIO, told: Told | None = None) -> None:
     """A backup of a home whose kernel is down."""
     import apsw
 
-    writer = Writer(target)
+    writer = Writer(target, told)
     with locked(home), tempfile.TemporaryDirectory(prefix=".backup-", dir=home) as place:
         if not (home / DATABASE).exists():
             raise ENOENT("backup.nothing", f"there is no journal in {home}", hint="AGENT_OS_HOME names another home")
         copy = Path(place) / DATABASE
         source, into = apsw.Connection(os.fspath(home / DATABASE)), apsw.Connection(os.fspath(copy))
         with source, into, into.backup("main", source, "main") as running:
-            running.step(-1)
+            while not running.step(_PAGES):
+                if told:
+                    told(running.page_count - running.remaining, running.page_count)
         into.close()
         source.close()
         for path, name in [*((home / name, name) for name in NAMES[:-1]), (copy, DATABASE)]:
@@ -107,7 +114,7 @@ def copy_home(home: Path, target: BinaryIO) -> None:
 
 
 @contextmanager
-def unpacked(file: Path, beside: Path) -> Generator[tuple[Path, Report]]:
+def unpacked(file: Path, beside: Path, progress: Progress | None = None) -> Generator[tuple[Path, Report]]:
     """The files of a backup in a directory of their own, and what a verification found. Gone afterwards."""
     with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=beside) as name:
         place = Path(name)
@@ -115,7 +122,8 @@ def unpacked(file: Path, beside: Path) -> Generator[tuple[Path, Report]]:
         key = place / PUBLIC
         anchor = place / ANCHOR
         trusted = key.read_text() if key.exists() else None
-        yield place, verify(place / DATABASE, key=trusted, anchor=anchor if anchor.exists() else None)
+        heads = anchor if anchor.exists() else None
+        yield place, verify(place / DATABASE, key=trusted, anchor=heads, progress=progress)
 
 
 def _unpack(file: Path, place: Path) -> None:

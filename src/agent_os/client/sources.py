@@ -23,7 +23,7 @@ from agent_os.abi.errors import EINVAL, EIO
 from agent_os.abi.exports import BODIES, HEADER, HEADS, MAGIC, ROWS, RawRow
 from agent_os.abi.tree import HASH, WIDTH, tile_key
 
-RUN = 16 * WIDTH  # rows read at once
+RUN = 4 * WIDTH  # rows read at once
 
 
 class Facts(NamedTuple):

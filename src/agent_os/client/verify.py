@@ -13,10 +13,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -40,7 +41,11 @@ from agent_os.client.sources import Facts, Source, open_source
 
 TAMPERED = 10  # exit code
 GAP_NS = 2_000_000_000
+RANGES = "agent_os.client.ranges"
 ALONE = 1 << 16  # entries below which a second process would start later than the first one ends
+# What else takes time, in entries that could be checked meanwhile: a process to start, a signature to check.
+START, SIGNATURE = 25_000, 40
+Progress = Callable[[int, int], object]  # told how many entries are done, about, and how many there are
 
 
 class Report(Struct):
@@ -65,12 +70,19 @@ class Report(Struct):
         return min((finding.seq for finding in self.findings), default=None)
 
 
-def verify(path: Path, *, key: str | None = None, anchor: Path | None = None, workers: int | None = None) -> Report:
+def verify(
+    path: Path,
+    *,
+    key: str | None = None,
+    anchor: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
     """Check a journal. `key` is a line as in `keys/journal.pub`; `anchor` a file of heads kept elsewhere."""
     anchored = _read_anchor(anchor)  # before the database, which may be growing: it must not fall behind
     source = open_source(path)
     try:
-        return _Verification(path, source, key, anchored, workers or os.cpu_count() or 1).run()
+        return _Verification(path, source, key, anchored, workers or os.cpu_count() or 1, progress).run()
     finally:
         source.close()
 
@@ -85,8 +97,16 @@ def _read_anchor(anchor: Path | None) -> list[bytes]:
 
 
 class _Verification:
-    def __init__(self, path: Path, source: Source, key: str | None, anchored: list[bytes], workers: int) -> None:
-        self._path, self._source, self._workers = path, source, workers
+    def __init__(
+        self,
+        path: Path,
+        source: Source,
+        key: str | None,
+        anchored: list[bytes],
+        workers: int,
+        progress: Progress | None,
+    ) -> None:
+        self._path, self._source, self._workers, self._progress = path, source, workers, progress
         self._anchored = anchored
         self._key = _parse_key(key)
         self._report = Report(pinned=False)
@@ -148,12 +168,12 @@ class _Verification:
     def _parts(self, size: int, wanted: list[int]) -> list[Part]:
         if not size:
             return []
-        count = 1 if size < ALONE else self._workers
-        step = -(-size // (count * WIDTH)) * WIDTH
-        spans = [(first, min(size, first + step - 1)) for first in range(1, size + 1, step)]
+        spans = _spans(size, 1 if size < ALONE else self._workers, len(wanted))
         helpers = [_start_helper(self._path, span, wanted) for span in spans[1:]]
-        parts = [check_range(self._source, *spans[0], wanted)]
-        parts += [_result(helper) for helper in helpers]
+        own = spans[0][1]
+        tell = self._progress  # the others are about as far as this one
+        parts = [check_range(self._source, 1, own, wanted, tell and (lambda done: tell(size * done // own, size)))]
+        parts += [_result(helper, *span) for helper, span in zip(helpers, spans[1:], strict=True)]
         for part in parts:
             self._report.findings += part.findings
         return parts
@@ -224,6 +244,7 @@ class _Verification:
     def _roots(self, facts: Facts, known: Sequence[tuple[Note, bool]], parts: Sequence[Part]) -> None:
         """The tree of every head, rebuilt from the entries. After the first range that broke off, nothing is known."""
         roots, edges, walls = list[bytes](), dict[int, list[tuple[int, bytes]]](), dict[int, int]()
+        boots = [seq for part in parts for seq in part.boots]
         for part in parts:
             roots += part.roots
             edges |= part.edges
@@ -243,7 +264,7 @@ class _Verification:
             if not self._signed(note):
                 self._find(good + 1, size, "the head is not signed by the key that signs here")
                 break
-            self._gap(previous, note, walls)
+            self._gap(previous, note, walls, boots)
             previous, good = note, size
             good_anchored = size if anchored else good_anchored
         self._report.signed = good
@@ -287,15 +308,18 @@ class _Verification:
             return False
         return True
 
-    def _gap(self, before: Note | None, note: Note, walls: dict[int, int]) -> None:
-        """A kernel that was killed signs nothing until it boots again; one that lives signs every second."""
-        if before is not None and before.head.boot != note.head.boot:
-            return
+    def _gap(self, before: Note | None, note: Note, walls: dict[int, int], boots: Sequence[int]) -> None:
+        """A kernel that lives signs every second; one that was killed signs nothing until it boots again. So what each
+        boot wrote since the last head must have been signed in time, or have been written just before its end."""
         first = before.head.size + 1 if before else 1
-        late = note.head.wall_ns - walls.get(first, note.head.wall_ns)
-        if late > GAP_NS:
-            gap = Finding(first, note.head.size, f"no head covered it for {late / 1e9:.1f} s")
-            self._report.gaps.append(gap)
+        between = [seq for seq in boots if first < seq <= note.head.size]
+        if before is not None and before.head.boot != note.head.boot and not (between or first in boots):
+            return  # of another boot, and it does not say where that began
+        for start, end in pairwise([first, *between, note.head.size + 1]):
+            until = note.head.wall_ns if end > note.head.size else walls.get(end - 1, 0)
+            late = until - walls.get(start, until)
+            if late > GAP_NS:
+                self._report.gaps.append(Finding(start, end - 1, f"no head covered it for {late / 1e9:.1f} s"))
 
     def _tail(
         self, facts: Facts, good: int, walls: dict[int, int], newest: Note | None, roots: Sequence[bytes]
@@ -331,35 +355,37 @@ def _check(public: bytes, signature: bytes, text: bytes) -> None:
     Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
 
 
+def _spans(size: int, count: int, heads: int) -> list[tuple[int, int]]:
+    """What this process takes, then what each helper does, so that they end together. All begin with a tile."""
+    if count == 1:
+        return [(1, size)]
+    share = max(WIDTH, _tiles(size - START + SIGNATURE * heads, count))
+    own = max(WIDTH, _tiles(size - share * (count - 1), 1))
+    firsts = range(own + 1, size + 1, share)
+    return [(1, min(size, own)), *((first, min(size, first + share - 1)) for first in firsts)]
+
+
+def _tiles(size: int, count: int) -> int:
+    """The part that one of `count` takes, in whole tiles."""
+    return -(-size // (count * WIDTH)) * WIDTH
+
+
 def _start_helper(path: Path, span: tuple[int, int], wanted: list[int]) -> "subprocess.Popen[bytes]":
     """Another process for another range: hashing small things holds the interpreter's lock."""
-    command = [sys.executable, "-m", "agent_os.client.verify"]
-    helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    helper = subprocess.Popen([sys.executable, "-m", RANGES], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert helper.stdin is not None
     order = {"path": str(path.absolute()), "span": span, "wanted": [size for size in wanted if span[0] - 1 <= size]}
-    helper.stdin.write(msgspec.msgpack.encode(order))
-    helper.stdin.close()
+    with suppress(BrokenPipeError), helper.stdin:  # a helper that is gone is found by its result
+        helper.stdin.write(msgspec.msgpack.encode(order))
     return helper
 
 
-def _result(helper: "subprocess.Popen[bytes]") -> Part:
+def _result(helper: "subprocess.Popen[bytes]", first: int, last: int) -> Part:
     assert helper.stdout is not None
     with helper, helper.stdout:
         data = helper.stdout.read()
-    return msgspec.msgpack.decode(data, type=Part)
-
-
-def _help() -> None:
-    """The other end of `_start_helper`."""
-    order: dict[str, Any] = msgspec.msgpack.decode(sys.stdin.buffer.read())
-    first, last = order["span"]
     try:
-        source = open_source(Path(order["path"]))
-        part = check_range(source, first, last, order["wanted"])
-    except AgentOSError as problem:
-        part = Part(first, last, findings=[Finding(first, last, problem.reason)])
-    sys.stdout.buffer.write(msgspec.msgpack.encode(part))
-
-
-if __name__ == "__main__":
-    _help()
+        return msgspec.msgpack.decode(data, type=Part)
+    except msgspec.MsgspecError:
+        what = f"they were not checked: the process that was to do it ended with {helper.returncode}"
+        return Part(first, last, findings=[Finding(first, last, what)])
