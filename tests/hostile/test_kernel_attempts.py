@@ -413,7 +413,7 @@ def test_a_large_record_is_read_without_holding_others_up() -> None:
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count())
-        line = await kernel._lived_through(agent)
+        line = await kernel.lives._lived_through(agent)
         counting.cancel()
         assert len(line) >= 2400
         assert turns >= len(line) // 128
@@ -473,7 +473,7 @@ def test_a_crash_is_no_way_out_of_a_sigterm() -> None:
             agent, peer = await greeted(kernel, f"a-{asked}".lower())
             began: list[str] = []
 
-            async def begin(agent_id: str, order: dict[str, Any], began: list[str] = began) -> None:
+            async def begin(agent_id: str, order: dict[str, Any], *, after: float, began: list[str] = began) -> None:
                 began.append(agent_id)
 
             kernel.recovery.begin = begin  # type: ignore[method-assign]

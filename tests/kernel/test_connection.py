@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from agent_os.abi import frames
 from agent_os.abi.errors import EBADF, EINVAL, ENOSYS, EPERM
 from agent_os.abi.frames import Bye, Call, Cancel, Chunk, Credit, End, Hello
+from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Now, Random, Sleep, Write
 from agent_os.kernel import connection
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.signals import KERNEL
+from agent_os.kernel.tooling import Tool
 from peer import Peer, agent, greeted, until, with_kernel
 
 EMSGSIZE_NUMBER, EPROTO_NUMBER, ENOSYS_NUMBER, ETIMEDOUT_NUMBER, EPIPE_NUMBER = 90, 71, 38, 110, 32
@@ -80,6 +83,83 @@ def test_more_than_the_credit_is_a_breach(monkeypatch: pytest.MonkeyPatch) -> No
         begin = Call(1, 2, frames.body({"path": "/mem/working/x", "stream": True}))
         chunks = [Chunk(1, n, frames.body(b"x" * 100_000)) for n in range(4)]
         assert (await farewell(kernel, begin, *chunks)).code == EPROTO_NUMBER
+
+    with_kernel(test)
+
+
+def test_a_chunk_to_a_call_that_takes_none_is_a_breach() -> None:
+    async def test(kernel: Kernel) -> None:
+        async def run(key: str, params: object) -> object:
+            await asyncio.Event().wait()
+
+        kernel.tools.register(Tool("slow", run))
+        _, peer = await greeted(kernel, caps=("tool:slow:call",))
+        peer.say(Call(1, 5, frames.body({"tool": "slow"})), Chunk(1, 0, frames.body(b"x")))
+        bye = await peer.hear_bye()
+        assert (bye.code, "takes no chunks" in bye.reason) == (EPROTO_NUMBER, True)
+
+    with_kernel(test)
+
+
+def test_more_chunks_than_anybody_needs_are_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty ones take no credit worth the name, and a hundred bytes each."""
+
+    async def never(self: connection.Stream, *, credit: bool = True) -> object:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(connection.Stream, "receive", never)
+
+    async def test(kernel: Kernel) -> None:
+        begin = Call(1, 2, frames.body({"path": "/mem/working/x", "stream": True}))
+        chunks = [Chunk(1, n, frames.body(b"")) for n in range(connection.WAITING_CHUNKS + 1)]
+        assert "fewer" in (await farewell(kernel, begin, *chunks)).reason
+
+    with_kernel(test)
+
+
+def test_a_chunk_that_cannot_be_read_is_the_senders_fault_and_the_calls_error() -> None:
+    async def test(kernel: Kernel) -> None:
+        _, peer = await greeted(kernel)
+        peer.say(Call(1, 2, frames.body({"path": "/mem/working/x", "stream": True})))
+        peer.say(Chunk(1, 0, msgspec.Raw(b"\xa1\xff")))  # text that is no UTF-8
+        while isinstance(heard := await peer.hear(), Credit):
+            pass
+        assert isinstance(heard, frames.Error)
+        assert (heard.code, heard.detail["code"]) == (EPROTO_NUMBER, "chunk")
+        assert await peer.ask(Now())
+
+    with_kernel(test)
+
+
+def test_who_is_held_in_the_middle_of_a_frame_may_finish_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TO_FINISH_FRAME", 0.3)
+
+    async def test(kernel: Kernel) -> None:
+        agent, peer = await greeted(kernel)
+        data = frames.encode(Call(7, 28))
+        peer.say(data[:-1])
+        await until(lambda: any(one._splitter.partial for one in kernel.connections))
+        await kernel.signals.send(KERNEL, agent, AgentSignal.SIGSTOP)
+        await asyncio.sleep(0.6)
+        await kernel.signals.send(KERNEL, agent, AgentSignal.SIGCONT)
+        peer.say(data[-1:])
+        heard = await peer.hear()
+        assert isinstance(heard, frames.Reply), heard
+
+    with_kernel(test)
+
+
+def test_a_frame_that_we_ourselves_do_not_read_on_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TO_FINISH_FRAME", 0.2)
+
+    async def test(kernel: Kernel) -> None:
+        _, peer = await greeted(kernel)
+        last = frames.encode(Call(99, 28))
+        peer.say(*(Call(number, 27, frames.body(Sleep(ms=600))) for number in range(connection.OPEN_CALLS)), last[:-1])
+        await asyncio.sleep(0.4)
+        peer.say(last[-1:])
+        heard = [await peer.hear() for _ in range(connection.OPEN_CALLS + 1)]
+        assert all(isinstance(one, frames.Reply) for one in heard)
 
     with_kernel(test)
 
@@ -260,6 +340,28 @@ def test_somebody_who_does_not_read_is_let_go_and_costs_a_bounded_amount(monkeyp
         await until(lambda: row.line is None, "it to be gone")
         await until(lambda: row.exit is not None, "its end to be recorded")
         assert "1048576 bytes were not read" in row.exit.reason  # pyright: ignore[reportOptionalMemberAccess]
+
+    with_kernel(test)
+
+
+def test_who_is_held_need_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TO_READ", 0.3)
+
+    async def test(kernel: Kernel) -> None:
+        row, peer = await greeted(kernel)
+        for number in range(1000):  # of 4 KiB, which is more than is kept for anybody
+            assert row.line
+            row.line.push("notice", {"number": number, "data": "x" * 4096})
+        (line,) = (one for one in kernel.connections if one.caller is row)
+        await until(lambda: line._stuck)
+        await kernel.signals.send(KERNEL, row, AgentSignal.SIGSTOP)
+        await asyncio.sleep(0.7)
+        assert line.fault is None, "it was let go for what it could not help"
+        await kernel.signals.send(KERNEL, row, AgentSignal.SIGCONT)
+        for _ in range(1000):
+            heard = await peer.hear()
+            assert isinstance(heard, frames.Push)
+        assert await peer.ask(Now())
 
     with_kernel(test)
 

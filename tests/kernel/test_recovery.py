@@ -10,12 +10,17 @@ import pytest
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EHOSTUNREACH, EIO, ENOENT
+from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import Effect, Exit
 from agent_os.drivers.store import Put
+from agent_os.kernel import recovery
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.recorded import Recorded, body, decode_any
+from agent_os.kernel.recovery import FIRST_PAUSE, STABLE, pause
+from agent_os.kernel.signals import KERNEL
+from agent_os.kernel.table import Ended
 from agent_os.kernel.tooling import Tool, Verified
 from faults.inprocess import acks, kernel_with_processes, started
 from faults.processes import Processes
@@ -195,6 +200,7 @@ def stored(kernel: Kernel, name: str, **order: Any) -> None:
     """An agent that lived when the kernel ended."""
     facts = {"kind": "native", "program": "counting", **order}
     puts = [Put("agents", f"default/{name}", frames.encode_body(facts)), Put("incarnations", f"default/{name}", b"1")]
+    puts.append(Put("parents", f"default/{name}", (order.get("parent") or "").encode()))
     kernel.journal.put_now(Draft(f"default/{name}", Kind.SPAWN, 1), puts=puts)
 
 
@@ -302,3 +308,93 @@ def test_an_agent_with_an_unknown_outcome_waits_for_a_person(tmp_path: Path, ver
 
     kernel_with_processes(first, tmp_path, crash=True)
     kernel_with_processes(second, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("crashes", "least", "most"), [(1, 0.05, 0.1), (2, 0.1, 0.2), (9, 12.8, 25.6), (10, 15, 30), (10_000, 15, 30)]
+)
+def test_the_pause_doubles_with_each_crash_up_to_a_bound(crashes: int, least: float, most: float) -> None:
+    assert pause(crashes, 0.0) == pytest.approx(least)
+    assert pause(crashes, 1.0) == pytest.approx(most)
+
+
+def test_a_long_life_makes_up_for_the_crashes_before_it() -> None:
+    async def test(kernel: Kernel) -> None:
+        agent = kernel.table.admit("a", "native")
+        for _ in range(8):
+            kernel.recovery.delay(agent)
+        assert kernel.recovery.delay(agent) > FIRST_PAUSE * 64
+        agent.clock._before = STABLE  # pyright: ignore[reportPrivateUsage]
+        assert kernel.recovery.delay(agent) <= FIRST_PAUSE
+
+    with_kernel(test)
+
+
+@pytest.mark.integration
+def test_an_agent_that_crashes_at_once_is_started_ever_more_slowly(tmp_path: Path) -> None:
+    """Each life of it brings something new, so it is never given up."""
+
+    async def test(kernel: Kernel, processes: Processes) -> None:
+        await started(kernel, "dies_later", tmp_path)
+        await until(lambda: len(processes.started) >= 4)
+        before = len(processes.started)
+        await until(lambda: kernel.table.find("dies-later").detail == "backoff")
+        agent = kernel.table.find("dies-later")
+        assert agent.state == "pending"
+        await asyncio.sleep(0.5)
+        assert len(processes.started) <= before + 2, "half a second was enough for ten"
+        await kernel.end(kernel.table.find("dies-later"), Ended(ExitClass.REQUESTED, -1, "enough"))
+
+    kernel_with_processes(test, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["kill", "hold"])
+def test_who_waits_for_its_next_life_can_be_killed_and_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(recovery, "FIRST_PAUSE", 0.6)
+
+    async def test(kernel: Kernel, processes: Processes) -> None:
+        agent = await started(kernel, "counting", tmp_path)
+        await until(lambda: "count" in acks(tmp_path))
+        waiting = asyncio.create_task(kernel.wait_for(agent))
+        await processes.started[0].destroy()
+        await until(lambda: kernel.table.find("counting").detail == "backoff")
+        between = kernel.table.find("counting")
+        sent = AgentSignal.SIGKILL if how == "kill" else AgentSignal.SIGSTOP
+        await kernel.signals.send(KERNEL, between, sent)
+        await asyncio.sleep(0.8)
+        assert len(processes.started) == 1, "it was started all the same"
+        if how == "kill":
+            assert (await waiting)["state"] == "completed"
+            assert list(kernel.store.items("agents")) == []
+            return
+        held = kernel.table.find("counting")
+        assert held.state == "paused"
+        await kernel.signals.send(KERNEL, held, AgentSignal.SIGCONT)
+        await until(lambda: len(processes.started) == 2)
+        await until(lambda: kernel.table.find("counting").state == "running")
+        await kernel.signals.send(KERNEL, kernel.table.find("counting"), AgentSignal.SIGUSR2)
+        assert (await waiting)["state"] == "completed"
+
+    kernel_with_processes(test, tmp_path)
+
+
+def test_a_child_whose_parent_is_no_more_is_not_started_again() -> None:
+    async def test(kernel: Kernel) -> None:
+        stored(kernel, "orphan", parent="default/nobody")
+        await kernel.recovery.at_boot()
+        orphan = kernel.table.find("orphan")
+        assert orphan.exit
+        assert "parent" in orphan.exit.reason
+        assert list(kernel.store.items("agents")) == []
+
+    with_kernel(test)
+
+
+def test_parents_are_started_before_their_children() -> None:
+    orders = {"a": {"parent": "b"}, "b": {"parent": "c"}, "c": {}, "d": {"parent": "gone"}, "e": {"parent": "e"}}
+    first = recovery._parents_first(orders)  # pyright: ignore[reportPrivateUsage]
+    assert first.index("c") < first.index("b") < first.index("a")
+    assert set(first) == set(orders)

@@ -80,6 +80,29 @@ def test_sigterm_ends_who_does_not_end_by_itself(monkeypatch: pytest.MonkeyPatch
     with_kernel(test)
 
 
+@pytest.mark.integration
+def test_who_was_asked_to_end_is_made_to_also_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.5)
+
+    async def first(kernel: Kernel, processes: Processes) -> None:
+        for name in ("asked", "not-asked"):
+            env = {"ACKS": str(tmp_path / name)}
+            await kernel.guests.start({"program": "stays", "env": env}, name=name)
+            await until(lambda name=name: (tmp_path / name).exists())
+        await kernel.signals.send(KERNEL, kernel.table.find("asked"), AgentSignal.SIGTERM)
+        assert kernel.table.find("asked").exit is None
+
+    async def second(kernel: Kernel, processes: Processes) -> None:
+        asked = kernel.table.find("asked")
+        ended = await kernel.wait_for(asked)
+        assert "SIGTERM" in ended["reason"]
+        assert len(processes.started) == 2, "it was started once, and made to end"
+        assert kernel.table.find("not-asked").exit is None
+
+    kernel_with_processes(first, tmp_path, crash=True)
+    kernel_with_processes(second, tmp_path)
+
+
 def test_an_agents_sigcont_does_not_lift_a_hold() -> None:
     async def test(kernel: Kernel) -> None:
         agent, _ = await greeted(kernel, "target")

@@ -163,10 +163,11 @@ def _kind(data: bytes | memoryview) -> int | None:
 class Splitter:
     """Cuts what a socket delivers into frames. `partial` says that a frame has begun and is not whole yet."""
 
-    __slots__ = ("_buffer", "_limit")
+    __slots__ = ("_buffer", "_limit", "_needed")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._buffer = b""
+        self._buffer: bytearray | None = None  # the beginning of a frame; it grows in place, however small the pieces
+        self._needed = 0  # bytes of it until there is something to look at
         self._limit = limit
 
     @property
@@ -176,18 +177,22 @@ class Splitter:
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that are whole now. A length over the limit is EMSGSIZE before a byte of it is kept."""
         if self._buffer:
-            data = self._buffer + data
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
         found: list[bytes] = []
-        at, end = 0, len(data)
+        at, end, self._needed = 0, len(data), LENGTH
         while end - at >= LENGTH:
             (size,) = _read_length(data, at)
             if size > self._limit:
                 raise EMSGSIZE("frame", f"a frame of {size} bytes is over the limit of {self._limit}", size=size)
             if end - at - LENGTH < size:
+                self._needed = LENGTH + size
                 break
             found.append(data[at + LENGTH : at + LENGTH + size])
             at += LENGTH + size
-        self._buffer = data[at:]
+        self._buffer = bytearray(data[at:]) if at < end else None
         return found
 
 

@@ -19,6 +19,7 @@ from agent_os.client.start import connected
 from agent_os.client.wire import Client, connect
 
 _TO_LOOK = 5.0  # seconds
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
@@ -33,6 +34,8 @@ def up(detach: bool) -> int:
 
 
 async def _up(detach: bool) -> int:
+    from agent_os import daemon
+
     asked = asyncio.Event()
     if not detach:  # from the beginning: whoever presses Ctrl-C early means it, too
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -45,12 +48,16 @@ async def _up(detach: bool) -> int:
             f"{facts['version']}  pid {facts['pid']}  {place.control_socket()}" + ("" if new else "  (it ran)"),
         )
         _line("home", f"{native(facts['home'])}  {facts['entries']:,} entries in its journal")
+        found = await daemon.probe.isolation()
+        _line("isolation", found.cause, found.status)
+        if found.fix and found.status != "ok":
+            say(f"fix   {plain(found.fix)}")
         say("next  agentctl run -- python my_agent.py")
         return 0 if detach else await _until_asked(client, asked)
 
 
-def _line(name: str, text: str) -> None:
-    click.echo(f"{paint('ok'.ljust(5), 'green')} {name.ljust(10)}  {plain(text)}")
+def _line(name: str, text: str, status: str = "ok") -> None:
+    click.echo(f"{paint(status.ljust(5), _COLOURS[status])} {name.ljust(10)}  {plain(text)}")
 
 
 async def _until_asked(client: Client, asked: asyncio.Event) -> int:

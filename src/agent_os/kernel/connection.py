@@ -1,8 +1,9 @@
 """One peer on the wire: frames in, calls through the gate, frames out.
 
 Owns the limits that keep one peer from harming others: a frame's size before it is allocated, calls open at once,
-output that nobody reads, frames handled per turn of the loop, time for a frame that has begun. A peer that breaks the
-rules of the wire is told goodbye; an agent is then killed by whoever owns it. Never decides anything.
+output that nobody reads, frames handled per turn of the loop, time for a frame that has begun. An agent that has
+written its share of the journal is not read for a while. A peer that breaks the rules of the wire is told goodbye; an
+agent is then killed by whoever owns it. Never decides anything.
 
 Replies do not leave one by one: whatever a commit of the journal completed leaves in one write per peer.
 """
@@ -22,6 +23,7 @@ from agent_os.abi.errors import EMSGSIZE, ENOSYS, EPIPE, EPROTO, ETIMEDOUT, Agen
 from agent_os.abi.frames import Bye, Call, Cancel, Chunk, Credit, End, Hello, Push, Reply, Splitter, Welcome
 from agent_os.abi.syscalls import TABLE
 from agent_os.kernel.calls import Asked
+from agent_os.kernel.table import Agent
 
 if TYPE_CHECKING:
     from agent_os.kernel.gate import Passing
@@ -33,8 +35,9 @@ UNREAD_BYTES = 1 << 20
 MOST_PUSHED = 16 << 20  # bytes waiting for a peer that does not read, beyond which it is let go at once
 LONGEST_WORD = 1024
 FRAMES_PER_TURN = 32
-TURN = 0.002  # seconds; one frame may be a thousand times the work of another
+TURN = 0.00025  # seconds; one frame may be a thousand times the work of another, and who asks little waits for it
 STREAM_CREDIT = 256 << 10
+WAITING_CHUNKS = 4096  # of one call: the smallest take a hundred times the memory that credit counts
 TO_FINISH_FRAME = 10.0  # seconds
 TO_READ = 30.0
 TO_LEAVE = 1.0
@@ -45,9 +48,10 @@ LIMITS = {
     "nesting": frames.MAX_NESTING,
     "stream_credit": STREAM_CREDIT,
 }
+_A_WHILE = 0.1  # seconds between two looks at a clock that stands still
 _decode_any = msgspec.msgpack.Decoder().decode
 _TWO_WAY = 2**32
-_STREAMED = frozenset(one.number for one in TABLE if one.stream)
+_STREAMED = {one.number: one.stream != "out" for one in TABLE if one.stream}  # whether it takes chunks
 _GONE = object()
 
 
@@ -64,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_out",
         "_paused",
         "_pushes",
+        "_resting",
         "_scheduled",
         "_splitter",
         "_streams",
@@ -90,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._scheduled = self._paused = self._stuck = False
         self._alarm: asyncio.TimerHandle | None = None  # a frame has begun, or hello is due
         self._unread: asyncio.TimerHandle | None = None
+        self._resting: asyncio.TimerHandle | None = None  # it is not read: it has written its share of the journal
         self._pushes = 0
         self.fault: AgentOSError | None = None
         self.caller: Caller | None = None
@@ -121,9 +127,20 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer does not read what we write: nothing more is taken from it, and after a while it is let go."""
         self._stuck = True
-        error = EPIPE("unread", f"{UNREAD_BYTES} bytes were not read for {TO_READ:.0f} s")
-        self._unread = asyncio.get_running_loop().call_later(TO_READ, self.bye, error)
+        self._give_time_to_read(self._time() + TO_READ)
         self._steer()
+
+    def _give_time_to_read(self, until: float) -> None:
+        left = until - self._time()
+        if left > 0:
+            pause = max(left, _A_WHILE)
+            self._unread = asyncio.get_running_loop().call_later(pause, self._give_time_to_read, until)
+        else:
+            self.bye(EPIPE("unread", f"{UNREAD_BYTES} bytes were not read for {TO_READ:.0f} s"))
+
+    def _time(self) -> float:
+        """As it passes for the peer: an agent that is held can neither read nor finish a frame."""
+        return self.caller.clock.seconds if isinstance(self.caller, Agent) else time.monotonic()
 
     def resume_writing(self) -> None:
         self._stuck = False
@@ -132,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._turn_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._alarm, self._unread):
+        for timer in (self._alarm, self._unread, self._resting):
             if timer:
                 timer.cancel()
         self._kernel.connections.discard(self)
@@ -174,7 +191,7 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _full(self) -> bool:
-        return len(self._open) >= OPEN_CALLS or self._stuck
+        return len(self._open) >= OPEN_CALLS or self._stuck or self._resting is not None
 
     def _steer(self) -> None:
         """Read on, or let the peer's writes wait in its own socket."""
@@ -205,11 +222,22 @@ class Connection(asyncio.Protocol):
         seen = caller.delivered if frame.seen is None else frame.seen
         asked = Asked(frame.op, bytes(frame.body), number, frame.cap, deadline, frame.key, frame.pos, seen)
         if frame.op in _STREAMED:
-            asked.stream = self._streams[number] = Stream(self, number)
+            asked.stream = self._streams[number] = Stream(self, number, _STREAMED[frame.op])
         self._open[number] = None
         passing = self._kernel.enter(caller, asked, partial(self._answer, number))
         if number in self._open:
             self._open[number] = passing
+        if isinstance(caller, Agent) and (seconds := caller.allowance.spend(len(asked.raw))):
+            self._rest(seconds)
+
+    def _rest(self, seconds: float) -> None:
+        """It has written its share of the journal: it is not read until that is covered. Nothing is dropped."""
+        if not self._resting:
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._turn_soon()
 
     def _other(self, frame: Hello | Chunk | End | Credit | Cancel) -> None:
         if type(frame) is Hello:
@@ -221,6 +249,9 @@ class Connection(asyncio.Protocol):
                 self._kernel.gate.cancel(passing)
         elif stream := self._streams.get(cast("Chunk", frame).id):  # else it crossed our last word on that call
             stream.take(cast("Chunk | End | Credit", frame))
+            sender = self.caller if isinstance(self.caller, Agent) and type(frame) is Chunk else None
+            if sender and (seconds := sender.allowance.spend(len(bytes(cast("Chunk", frame).data)))):
+                self._rest(seconds)
 
     def _hello(self, hello: Hello) -> None:
         if self.caller is not None:
@@ -229,6 +260,9 @@ class Connection(asyncio.Protocol):
             theirs, ours = (hello.abi_min, hello.abi_max), (frames.ABI_MIN, frames.ABI_MAX)
             raise ENOSYS("abi", f"you speak versions {theirs[0]} to {theirs[1]}, this kernel {ours[0]} to {ours[1]}")
         caller = self.caller = self._admit(self, hello)
+        if self._alarm:  # from here on the peer's own clock counts
+            self._alarm.cancel()
+            self._alarm = None
         version = min(hello.abi_max, frames.ABI_MAX)
         welcome = Welcome(version, caller.id, caller.incarnation, LIMITS)
         self._kernel.greet(caller, welcome)
@@ -238,14 +272,21 @@ class Connection(asyncio.Protocol):
         """A frame that has begun must end, and hello must come."""
         due = self._splitter.partial or self.caller is None
         if due and not self._alarm:
-            self._alarm = asyncio.get_running_loop().call_later(TO_FINISH_FRAME, self._late)
+            self._alarm = asyncio.get_running_loop().call_later(TO_FINISH_FRAME, self._late, self._time())
         elif not due and self._alarm:
             self._alarm.cancel()
             self._alarm = None
 
-    def _late(self) -> None:
+    def _late(self, began: float) -> None:
         self._alarm = None
-        if self._splitter.partial or self.caller is None:
+        if not self._splitter.partial and self.caller is not None:
+            return
+        left = began + TO_FINISH_FRAME - self._time()
+        if self._paused:  # it is we who do not read on
+            self._watch_frame()
+        elif left > 0:
+            self._alarm = asyncio.get_running_loop().call_later(max(left, _A_WHILE), self._late, began)
+        else:
             self.bye(ETIMEDOUT("frame", f"a frame was not finished within {TO_FINISH_FRAME:.0f} s"))
 
     # Frames out.
@@ -253,6 +294,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, call: int, body: Raw, error: AgentOSError | None) -> None:
         if self._open.pop(call, _GONE) is not _GONE and self.caller:
             self.caller.delivered += 1
+            if isinstance(self.caller, Agent):
+                self.caller.allowance.spend(len(bytes(body)))  # that is on the record as well
         stream = self._streams.pop(call, None)
         if self.transport.is_closing():
             return
@@ -320,8 +363,8 @@ class Stream:
 
     One is made for every call that might need it, and few do: what waiting takes is made when somebody waits."""
 
-    def __init__(self, connection: Connection, call: int) -> None:
-        self._connection, self._call = connection, call
+    def __init__(self, connection: Connection, call: int, takes: bool) -> None:
+        self._connection, self._call, self._takes = connection, call, takes
         self._credit = STREAM_CREDIT  # what we may send
         self._granted = STREAM_CREDIT  # what the peer may send
         self._received: deque[Raw | None] = deque()
@@ -343,6 +386,10 @@ class Stream:
             self._ended = True
             self._received.append(None)
         elif type(frame) is Chunk:
+            if not self._takes:
+                raise EPROTO("stream", f"call {self._call} takes no chunks")
+            if len(self._received) >= WAITING_CHUNKS:
+                raise EPROTO("stream", f"{WAITING_CHUNKS} chunks of call {self._call} wait; send fewer and larger ones")
             self._heard += 1
             self._granted -= len(bytes(frame.data))
             if self._granted < 0:
@@ -387,7 +434,10 @@ class Stream:
         self.last_size = len(bytes(data))
         if credit:
             self.give(self.last_size)
-        return _decode_any(data)
+        try:
+            return _decode_any(data)
+        except frames.UNREADABLE as problem:
+            raise EPROTO("chunk", f"a chunk of this call cannot be read: {problem}") from None
 
     def give(self, count: int) -> None:
         self._granted += count

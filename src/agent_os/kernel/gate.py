@@ -173,7 +173,7 @@ class Gate:
         caller, needs = passing.caller, passing.act.needs
         if needs and isinstance(caller, Agent):
             if caller.root and caller.root.granted(needs[0]):  # what somebody shares is authority enough
-                needs = needs[1:]
+                needs = [one for one in needs[1:] if not caller.root.granted(one)]
             passing.handle = caller.holdings.find(needs, passing.asked.cap)
         return GO
 

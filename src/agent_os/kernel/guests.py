@@ -21,6 +21,7 @@ from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.text import native
 from agent_os.drivers.store import Put
 from agent_os.kernel import orders, plan, process
+from agent_os.kernel.allowance import ENTRY
 from agent_os.kernel.authority import capability
 from agent_os.kernel.calls import Stream
 from agent_os.kernel.outputs import Output
@@ -173,7 +174,9 @@ class Guests:
         except BaseException as problem:
             reason = problem.reason if isinstance(problem, AgentOSError) else "it was given up"
             await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, f"not started: {reason}"))
-            await self._give_up(agent)
+            if not again:
+                self._kernel.table.forget(agent)
+            await self.give_up(agent)
             raise
         finally:
             self._under_way -= 1
@@ -195,9 +198,8 @@ class Guests:
         if agent.kind == "native" and agent.parent is None:
             agent.holdings.grant(capability.parse(OWN_WORK), "operator")
 
-    async def _give_up(self, agent: Agent) -> None:
-        """It did not start. If an earlier life of it did, that is how it ended."""
-        self._kernel.table.forget(agent)
+    async def give_up(self, agent: Agent) -> None:
+        """It will not start any more. If an earlier life of it did, that is how it ended."""
         if last := self._last.pop(agent.id, None):
             await self._settle(agent, *last)
         self._followers.pop(agent.id, None)
@@ -232,6 +234,7 @@ class Guests:
     def _run(self, agent: Agent, guest: Guest, pipes: Pipes, written: orders.Written) -> None:
         follower = self._followers.get(agent.id)
         guest.notice = lambda text: self.notice(agent, text)
+        guest.before_connecting = lambda: self._allow_connection(agent)
         output = Output(self.home, agent.name)
         kill = guest.strike if guest.order.tty else None  # the second Ctrl-C at its terminal, without any reaction
         pumps = Pumps(pipes, output, follower.stream if follower else None, kill)
@@ -240,6 +243,12 @@ class Guests:
         agent.become(Incarnation.RUNNING)
         pumps.start()
         run.task = self._kernel.start(self._live(run, output, written))
+
+    async def _allow_connection(self, agent: Agent) -> None:
+        """A connection takes two entries of the journal. Whoever has written its share waits; without room, none."""
+        await asyncio.sleep(agent.allowance.spend(2 * ENTRY))
+        if self._kernel.room.low():
+            raise self._kernel.room.refusal()
 
     async def _launcher(self, wanted: plan.Order, records: Records, name: str) -> Launcher:
         """One for all: started when it is first needed, and by itself again when it has died."""
@@ -323,13 +332,15 @@ class Guests:
         self._followers.pop(agent.id, None)
         end = self._ends.pop(agent.id, None)
         newest = self._newest(agent)
-        run = newest.running if newest and not newest.exit else None
-        if isinstance(run, Run) and newest:
-            run.guest.interrupted()
+        if newest and not newest.exit:
+            run = newest.running if isinstance(newest.running, Run) else None  # None: between two lives
+            if run:
+                run.guest.interrupted()
             with suppress(AgentOSError):
                 await self._kernel.end(newest, Ended(ExitClass.REQUESTED, -1, "its client left"))
-            await run.destroy()
-            if run.task:
+            if run:
+                await run.destroy()
+            if run and run.task:
                 await asyncio.wait([run.task])
         if end:
             end.cancel()

@@ -15,7 +15,6 @@ import msgspec
 
 from agent_os import __version__
 from agent_os.abi import syscalls as abi
-from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EBUSY, EINVAL, ENOENT, ESRCH, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_REQUEST
@@ -23,7 +22,6 @@ from agent_os.abi.text import portable
 from agent_os.kernel import auditing, outputs, works
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.guests import Follower, Guests, Run, Settled
-from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.signals import known
 from agent_os.kernel.table import Actor, Agent, qualified, shown
 
@@ -226,20 +224,9 @@ async def _wait(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     try:
         return await kernel.wait_for(kernel.table.find(name))
     except ESRCH:
-        return _from_record(kernel, name)
-
-
-def _from_record(kernel: "Kernel", name: str) -> dict[str, Any]:
-    """How an agent ended that an earlier kernel ran."""
-    agent_id = qualified(name)
-    last: dict[str, Any] | None = None
-    for entry, body in kernel.journal.scan(agent_id):
-        if entry.kind == Kind.EXIT and body is not None:
-            last = cast("dict[str, Any]", decode_any(body))
-    if last is None:
-        raise ESRCH("agent.unknown", f"there is no agent {name!r}", hint="agentctl ps lists who is running")
-    state = "completed" if last["class"] in ("normal", "requested") else "failed"
-    return {"agent": name, "state": state, "status": last["code"], "result": last["result"], "reason": last["reason"]}
+        if before := kernel.recovery.how_it_ended(qualified(name)):  # in an earlier kernel
+            return before
+        raise
 
 
 async def _snapshot(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:

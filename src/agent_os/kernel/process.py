@@ -90,6 +90,7 @@ class Guest:
         self._began = time.monotonic()
         self._freezer = Freezer(process)
         self.notice: Callable[[str], None] = lambda line: None  # told what somebody else did to the guest
+        self.before_connecting: Callable[[], Awaitable[None]] | None = None  # waits, or refuses
 
     def interrupted(self) -> None:
         """Whatever ends it from now on is the doing of whoever started it."""
@@ -210,7 +211,7 @@ class Guest:
         an agent nothing, so after many they are only counted: it must not fill the disk with them."""
         facts = {k: v for k, v in asdict(connection).items() if k not in ("agent", "time")}
         if not connection.done:
-            return self._records.before(self.name, "connect", **facts)
+            return self._before_connection(facts)
         refused = connection.verdict == "deny"
         if refused:
             target = f"connect {connection.host}:{connection.port}" if connection.host else connection.reason
@@ -220,6 +221,11 @@ class Guest:
         if not refused or self._refusals <= _MOST_REFUSALS:
             self._records.after(self.name, "connect", **facts)
         return None
+
+    async def _before_connection(self, facts: Mapping[str, object]) -> None:
+        if self.before_connecting:
+            await self.before_connecting()
+        await self._records.before(self.name, "connect", **facts)
 
     async def _watch_clock(self) -> None:
         if self.order.limits.wall_s is not None:

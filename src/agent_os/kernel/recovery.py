@@ -8,7 +8,10 @@ replayed; guests are not, their end is recorded.
 
 import asyncio
 import logging
+import random
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ import msgspec
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Entry, Kind
-from agent_os.abi.errors import EINTR, EIO, ENOENT, EUNKNOWN, AgentOSError
+from agent_os.abi.errors import EINTR, EIO, ENOENT, ESRCH, EUNKNOWN, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import BY_NUMBER, Effect, Exit
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64  # entries
 MOST_TRIES = 3  # incarnations in a row that brought nothing new
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between a crash and the next life, doubled with each crash in a row
+STABLE = 60.0  # seconds; after a life of that length the counting begins anew
 _WRITE, _EXEC, _SIGNAL, _EXIT, _SPAWN, _REMOVE, _CHECKPOINT, _SLEEP, _SIGMASK = 2, 5, 6, 8, 9, 24, 26, 27, 31
 Found = tuple[Entry, bytes | None]
 log = logging.getLogger("agent_os.recovery")
@@ -46,6 +51,13 @@ async def unhurried(found: Iterable[Found]) -> AsyncIterator[Found]:
             await asyncio.sleep(0)
 
 
+def pause(crashes: int, chance: float) -> float:
+    """Seconds before the next life after so many crashes in a row. `chance`, from 0 to 1, keeps those who crashed
+    together from starting together."""
+    nominal = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(crashes - 1, 32))
+    return nominal / 2 + chance * nominal / 2
+
+
 class Recovery:
     def __init__(self, kernel: "Kernel") -> None:
         self._kernel = kernel
@@ -53,6 +65,7 @@ class Recovery:
         self._last_before = kernel.journal.size  # entries of earlier kernels; what is newer is under way in this one
         self._resolving: set[int] = set()
         self._progress: dict[str, tuple[int, int]] = {}  # agent → entries it had at the last restart, tries since
+        self._crashes: dict[str, int] = {}  # agent → in a row
 
     async def at_boot(self) -> None:
         """Intents of agents that will not run again, then the agents that will."""
@@ -61,8 +74,8 @@ class Recovery:
         for entry, kept in kernel.journal.open_intents():
             if entry.agent not in lasting or entry.op in (_EXEC, _SPAWN, _SIGNAL):
                 await self._settle(entry, kept)
-        for agent_id, order in lasting.items():
-            await self._again(agent_id, order)
+        for agent_id in _parents_first(lasting):
+            await self._again(agent_id, lasting[agent_id])
 
     async def _again(self, agent_id: str, order: dict[str, Any]) -> None:
         words = self._last_words(agent_id)
@@ -71,31 +84,73 @@ class Recovery:
             return
         await self._is_over(agent_id, order, Ended(ExitClass.LOST, -1, "the kernel restarted"), words)
 
-    async def begin(self, agent_id: str, order: dict[str, Any]) -> None:
-        """Start an agent again. One that stands still is not: nothing of it runs until somebody lets it go on."""
+    async def begin(self, agent_id: str, order: dict[str, Any], *, after: float = 0.0) -> None:
+        """Start an agent again, after a pause. One that stands still is not: nothing of it runs until somebody lets it
+        go on. Nor is one whose parent has ended for good."""
         kernel = self._kernel
         name, parent = agent_id.rpartition("/")[2], order.get("parent")
-        stands = kernel.store.get(STOPS, agent_id)
         try:
-            if stands is None:
+            if parent and kernel.table.over(parent):
+                raise ESRCH("agent.parent", "its parent has ended")
+            stands = kernel.store.get(STOPS, agent_id) is not None
+            if after and not stands:
+                if not await self._paused(self._asleep(name, order, "backoff"), after):
+                    return
+                stands = kernel.store.get(STOPS, agent_id) is not None
+            if stands:
+                self._asleep(name, order)
+            else:
                 await kernel.guests.start(order, name=name, parent=parent)
-                return
-            agent = kernel.table.admit(name, "native", parent=parent)
-            agent.order, agent.life = order, Incarnation.SUSPENDED
-            agent.held, agent.stopped, agent.asleep = HELD in stands, STOPPED in stands, True
-            agent.clock.stop()
         except AgentOSError as error:
             log.error("%s could not be started again: %s", agent_id, error)
             if kernel.store.get("agents", agent_id) is not None:
                 await self._is_over(agent_id, order, Ended(ExitClass.ERROR, -1, f"not started: {error.reason}"))
 
-    async def go_on(self, agent: Agent) -> None:
-        """It stood still over a restart, and may run now. Returns when it does."""
+    def _asleep(self, name: str, order: dict[str, Any], detail: str = "") -> Agent:
+        """A row without a process, which can be seen, held and killed like any other."""
+        agent = self._kernel.table.admit(name, "native", parent=order.get("parent"))
+        stands = self._kernel.store.get(STOPS, agent.id) or b""
+        agent.order, agent.life, agent.detail = order, Incarnation.SUSPENDED, detail
+        agent.held, agent.stopped, agent.asleep = HELD in stands, STOPPED in stands, True
+        agent.clock.stop()
+        return agent
+
+    async def _paused(self, agent: Agent, seconds: float) -> bool:
+        """Whether it is to be started now: it was neither ended meanwhile nor let go on by somebody."""
         kernel = self._kernel
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await agent.gone.wait()
+        if agent.exit:
+            await agent.gone.wait()
+            await kernel.guests.give_up(agent)
+        if agent.gone.is_set():
+            return False
         kernel.table.forget(agent)
-        agent.next_life = kernel.start(self.begin(agent.id, agent.order))
+        return True
+
+    async def go_on(self, agent: Agent) -> None:
+        """It has no process, and may have one now. Returns when it does."""
+        kernel = self._kernel
+
+        async def wake() -> None:
+            kernel.table.forget(agent)
+            await self.begin(agent.id, agent.order)
+
+        agent.next_life = kernel.start(wake())
         agent.gone.set()
         await asyncio.wait([agent.next_life])
+
+    def forget(self, agent_id: str) -> None:
+        """It has ended for good."""
+        self._progress.pop(agent_id, None)
+        self._crashes.pop(agent_id, None)
+
+    def delay(self, agent: Agent) -> float:
+        """How long to wait before the next life of an agent that has just crashed."""
+        crashes = 1 if agent.clock.seconds >= STABLE else self._crashes.get(agent.id, 0) + 1
+        self._crashes[agent.id] = crashes
+        return pause(crashes, random.random())
 
     def _last_words(self, agent_id: str) -> Exit | None:
         """What an agent said that had ended by itself, when nobody was there any more to see it go."""
@@ -189,20 +244,45 @@ class Recovery:
         return Verified("unsure")
 
     def _child(self, entry: Entry, request: Any) -> Verified:
-        """A child that was being started has an order in the store from its first entry on."""
-        for agent_id, value in self._kernel.store.items("agents"):
-            order, name = decode_any(value), agent_id.rpartition("/")[2]
-            first = next(self._kernel.journal.scan(agent_id, int(self._kernel.store.get("lives", agent_id) or 1)), None)
-            mine = order.get("parent") == entry.agent and first is not None and first[0].seq > entry.seq
-            if mine and request["manifest"].get("name") in (None, name) and not self._answered(entry.agent, name):
-                return Verified("done", {"agent": name, "level": first[0].isolation if first else ""})
+        """A child that was being started is on the record, and its parent in the store, from its first entry on. It
+        may have ended since."""
+        asked = request["manifest"].get("name")
+        for agent_id, parent in self._kernel.store.items("parents"):
+            name = agent_id.rpartition("/")[2]
+            if parent.decode() != entry.agent or asked not in (None, name):
+                continue
+            born = self._born_after(entry.seq, agent_id, named=asked is not None)
+            if born and not self._answered(entry, name):
+                return Verified("done", {"agent": name, "level": born.isolation})
         return Verified("not_done")
 
-    def _answered(self, parent: str, name: str) -> bool:
+    def _born_after(self, seq: int, agent_id: str, *, named: bool) -> Entry | None:
+        """The first entry of an agent, if it is one of that time. A name that somebody chose may have been used before;
+        who lived then, and was only started again, is another one."""
+        before: Entry | None = None
+        for entry, _ in self._kernel.journal.scan(agent_id):
+            if entry.seq > seq:
+                fresh = before is None or (named and before.kind == Kind.EXIT)
+                return entry if fresh and entry.kind == Kind.SPAWN else None
+            before = entry
+        return None
+
+    def _answered(self, intent: Entry, name: str) -> bool:
         """Whether the parent was told of this child by another spawn."""
-        spawned = (kept for entry, kept in self._kernel.journal.scan(parent) if entry.op == _SPAWN)
-        answers = (decode_any(Recorded.of(kept).value) for kept in spawned)
+        since = ((entry, kept) for entry, kept in self._kernel.journal.scan(intent.agent) if entry.seq > intent.seq)
+        answers = (decode_any(Recorded.of(kept).value) for entry, kept in since if entry.op == _SPAWN)
         return any(answer and answer["agent"] == name for answer in answers)
+
+    def how_it_ended(self, agent_id: str) -> dict[str, Any] | None:
+        """Of an agent that an earlier kernel ran, and that has no row any more."""
+        ends = (kept for entry, kept in self._kernel.journal.scan(agent_id) if entry.kind == Kind.EXIT and kept)
+        last = deque(ends, maxlen=1)
+        if not last:
+            return None
+        told = decode_any(last.pop())
+        state = "completed" if told["class"] in (ExitClass.NORMAL, ExitClass.REQUESTED) else "failed"
+        facts = {"status": told["code"], "result": told["result"], "reason": told["reason"]}
+        return {"agent": agent_id.rpartition("/")[2], "state": state, **facts}
 
     async def _run(self, entry: Entry, request: Any, agent: Agent | None) -> tuple[Any, AgentOSError | None]:
         """The deed once more, with the same key; what it gave, or how it failed."""
@@ -282,6 +362,16 @@ class Recovery:
         tries = tries + 1 if now - before <= MOST_TRIES else 1  # a life always leaves a spawn and an exit
         self._progress[agent.id] = (now, tries)
         return tries <= MOST_TRIES
+
+
+def _parents_first(orders: dict[str, dict[str, Any]]) -> list[str]:
+    def above(agent_id: str) -> int:
+        count, parent = 0, orders[agent_id].get("parent")
+        while parent in orders and count < len(orders):
+            count, parent = count + 1, orders[parent].get("parent")
+        return count
+
+    return sorted(orders, key=above)
 
 
 def _is_checkpoint(found: Found, name: str) -> bool:

@@ -29,7 +29,7 @@ KERNEL = Actor("kernel")
 _TO_HOST = {AgentSignal.SIGINT: host.SIGINT, AgentSignal.SIGTERM: host.SIGTERM}
 _TO_VANISH = 5.0
 MOST_WAITING = 256  # of the one signal that queues; each that comes writes the whole queue
-_PENDING, STOPS = "pending", "stops"  # buckets
+_PENDING, STOPS, _ASKED = "pending", "stops", "asked"  # buckets: behind masks, who stands still, who is to end
 HELD, STOPPED = b"held", b"stopped"
 
 
@@ -90,10 +90,14 @@ class Signals:
         waiting.append((value, sender.id))
         said = {"signal": int(signal), "value": value, "sender": sender.id, "masked": True}
         draft = Draft(target.id, Kind.ACCEPT, target.incarnation, body=frames.encode_body(said))
-        await self._journal.record(draft, sync=True, puts=[_pending(target.id, signal, waiting)])
+        puts = [_pending(target.id, signal, waiting), *_asked(target, signal)]
+        await self._journal.record(draft, sync=True, puts=puts)
 
     def restore(self, target: Agent) -> None:
-        """What waited for an agent when its last life ended."""
+        """What waited for an agent when its last life ended. Asked to end, it has the whole grace again: it is taken
+        through its record first, and hears the signal there."""
+        if self._kernel.store.get(_ASKED, target.id) is not None:
+            self._begin_grace(target)
         for key, value in self._kernel.store.items(_PENDING, f"{target.id}\0"):
             target.pending[AgentSignal(int(key.rpartition("\0")[2]))] = [
                 (said[0], said[1]) for said in decode_any(value)
@@ -101,7 +105,7 @@ class Signals:
 
     def buried(self, agent_id: str) -> list[Put]:
         waiting = [Put(_PENDING, key, None) for key, _ in self._kernel.store.items(_PENDING, f"{agent_id}\0")]
-        return [Put(STOPS, agent_id, None), *waiting]
+        return [Put(STOPS, agent_id, None), Put(_ASKED, agent_id, None), *waiting]
 
     async def _deliver(
         self,
@@ -117,7 +121,9 @@ class Signals:
         draft = Draft(target.id, Kind.SIGNAL, target.incarnation, body=frames.encode_body(said))
         if target.kind == "native" and seen_by_agents(signal):
             await self._kernel.until_live(target)
-            await self._kernel.record_then(draft, lambda: self._push(target, signal, said), puts)
+            await self._kernel.record_then(
+                draft, lambda: self._push(target, signal, said), [*puts, *_asked(target, signal)]
+            )
         else:
             await self._journal.record(draft, sync=True, puts=[*puts, *_stands(target, signal, by_agent)])
             await self._act(sender, target, signal, value, by_agent)
@@ -173,13 +179,14 @@ class Signals:
             target.become(Incarnation.RUNNING)
 
     def _begin_grace(self, target: Agent) -> None:
-        """Asked to end; after a while it is made to, masked or not."""
+        """Asked to end; after a while it is made to, masked or not, whichever life of it that is."""
 
         def end() -> None:
             self._graces.pop(target.id, None)
-            if not target.exit:
+            newest = next((one for one in self._table.alive() if one.id == target.id), None)
+            if newest:
                 reason = f"did not end within {GRACE_SECONDS:.0f} s of SIGTERM"
-                self._kernel.start(self._kernel.end(target, Ended(ExitClass.REQUESTED, -1, reason)))
+                self._kernel.start(self._kernel.end(newest, Ended(ExitClass.REQUESTED, -1, reason)))
 
         if target.id not in self._graces:
             self._graces[target.id] = asyncio.get_running_loop().call_later(GRACE_SECONDS, end)
@@ -203,6 +210,10 @@ async def gone(running: Any) -> int:
 
 def _pending(agent_id: str, signal: AgentSignal, waiting: list[Any]) -> Put:
     return Put(_PENDING, f"{agent_id}\0{signal:02}", frames.encode_body(waiting) if waiting else None)
+
+
+def _asked(target: Agent, signal: AgentSignal) -> list[Put]:
+    return [Put(_ASKED, target.id, b"1")] if signal is AgentSignal.SIGTERM else []
 
 
 def _stands(target: Agent, signal: AgentSignal, by_agent: bool) -> list[Put]:

@@ -1,20 +1,61 @@
-"""What an agent may ask for as its child, turned into an order that can be carried out.
+"""SYS_SPAWN: what an agent may ask for as its child, turned into an order that can be carried out.
 
-A child runs a file of its parent's own project, with its parent's view of the machine: never more paths, hosts or
-environment than the parent was given, and nothing of what the operator said should happen with the parent's work.
+A child runs a file of its parent's own project, with its parent's view of the machine: never more paths, hosts,
+environment or time than the parent was given, and nothing of what the operator said should happen with the parent's
+work. A family has bounds: so many live children, so many generations.
 """
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_os.abi.errors import EINVAL, EPERM
+from agent_os.abi.errors import EDQUOT, EINVAL, EPERM, ESRCH
+from agent_os.abi.syscalls import Effect, Spawn
 from agent_os.abi.text import native
-from agent_os.kernel.table import Agent
+from agent_os.kernel.authority import capability
+from agent_os.kernel.calls import Act, Done, Need, Way
+from agent_os.kernel.table import Agent, Table
 
-_KEEPS = ("cwd", "environment", "workspace", "mounts", "net", "env", "limit", "min_isolation", "python")
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+
+MOST_CHILDREN = 16  # alive at once
+MOST_GENERATIONS = 4  # below an agent that an operator started
+_KEEPS = ("cwd", "environment", "workspace", "mounts", "net", "env", "timeout", "limit", "min_isolation", "python")
 _KNOWS = {"name", "program", "caps", "description"}
 _RUNTIMES = ("python",)
+
+
+def require_place(table: Table, parent: str) -> None:
+    """One more child may be there: its parent is, and the family is neither too wide nor too deep."""
+    if table.over(parent):
+        raise ESRCH("agent.ended", "who wanted this child has ended, and children end with their parents")
+    alive = sum(not table.over(child.id) for child in table.children(parent))
+    if alive >= MOST_CHILDREN:
+        reason = f"you have {alive} live children, and {MOST_CHILDREN} are allowed"
+        raise EDQUOT("children", reason, hint="wait for one to end", used=alive, limit=MOST_CHILDREN)
+    above = table.generation(parent)
+    if above >= MOST_GENERATIONS:
+        reason = f"you are {above} generations below an operator's agent, and {MOST_GENERATIONS} are the most"
+        raise EDQUOT("limit", reason, hint="let an agent further up start it", used=above, limit=MOST_GENERATIONS)
+
+
+def prepare(kernel: "Kernel", parent: Agent, request: Spawn) -> Act:
+    """A child: it sees what its parent sees, and what it may do is part of what its parent holds."""
+    require_place(kernel.table, parent.id)
+    order, name = child_order(parent, request.manifest)
+    if name:
+        kernel.table.require_own_name(name, parent.id)
+    wanted = [capability.parse(text) for text in request.caps]
+    needs = [Need("agent", "spawn", name or "*")]
+    needs += [Need(one.kind, action, one.target) for one in wanted for action in sorted(one.actions)]
+
+    async def do() -> Done:
+        require_place(kernel.table, parent.id)  # others may have come meanwhile; from here to its row nothing waits
+        child = await kernel.guests.start(order, name=name, parent=parent.id, caps=request.caps, input=request.input)
+        return Done({"agent": child.name, "level": child.isolation})
+
+    return Act(do, needs, Way.EFFECT, Effect.VERIFIABLE, can_stop=False)
 
 
 def child_order(parent: Agent, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

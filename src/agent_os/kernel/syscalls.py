@@ -17,6 +17,7 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
+from agent_os.kernel import spawning
 from agent_os.kernel.calls import Act, Asked, Done, Way
 from agent_os.kernel.signals import known
 from agent_os.kernel.table import Agent, Caller
@@ -161,7 +162,7 @@ def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
 
 
 def _spawn(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
-    return kernel.spawning(agent, cast("abi.Spawn", asked.request))
+    return spawning.prepare(kernel, agent, cast("abi.Spawn", asked.request))
 
 
 def _wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:

@@ -19,6 +19,7 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import AgentState, ExitClass, Incarnation, moved
 from agent_os.abi.syscalls import Exit
 from agent_os.drivers.store import Put, Store
+from agent_os.kernel.allowance import Allowance
 from agent_os.kernel.authority.capability import Holdings
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "default"
 MAX_PROCESSES = 1024
+MOST_ENDED = 1000  # rows of agents that ended, for whoever asks soon after
 _LONGEST_NAME = 127  # with its namespace
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 AgentKind = Literal["native", "guest", "context"]
@@ -103,9 +105,10 @@ class Agent:
     quarantined: bool = False
     held: bool = False  # by operator or kernel; no agent lifts it
     stopped: bool = False  # by an agent's SIGSTOP
-    asleep: bool = False  # it stood still over a restart, and has no process until it may go on
+    asleep: bool = False  # it has no process until it may go on: it stood still over a restart, or crashed just now
     fate: "Ended | None" = None  # how it is about to be ended, by us
     exit: "Ended | None" = None
+    lasting: bool = False  # it has exited, and lives again
     mask: set[AgentSignal] = field(default_factory=set[AgentSignal])
     pending: dict[AgentSignal, list[Any]] = field(default_factory=dict[AgentSignal, list[Any]])
     first_aseq: int = 1  # where the record of this life begins: after the last end for good
@@ -116,6 +119,7 @@ class Agent:
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # its end is on the record
     next_life: "asyncio.Task[Any] | None" = None  # it is being started again
     clock: Clock = field(default_factory=Clock)
+    allowance: Allowance = field(default_factory=Allowance)  # of the journal; one for it and all that descend from it
 
     operator = False
 
@@ -134,7 +138,7 @@ class Agent:
     def state(self) -> AgentState:
         if self.exit:
             return AgentState.COMPLETED if self.exit.normal else AgentState.FAILED
-        if self.life is Incarnation.STARTING or self.detail == "replaying":
+        if self.life is Incarnation.STARTING or self.detail in ("replaying", "backoff"):
             return AgentState.PENDING
         return (
             AgentState.PAUSED if self.life is Incarnation.SUSPENDED or self.detail == "parked" else AgentState.RUNNING
@@ -182,10 +186,11 @@ Caller = Agent | Actor
 
 
 class Table:
-    """Rows of live agents; ended ones stay until their id starts again or they are forgotten."""
+    """Rows of live agents, and of those that ended last: the record knows of all, and a table is gone through often."""
 
     def __init__(self, store: Store) -> None:
         self._rows: dict[str, Agent] = {}
+        self._allowances: dict[str, Allowance] = {}
         self._store = store
         self._last_pid = _number(store.get("table", "pid"))
 
@@ -195,14 +200,24 @@ class Table:
         old = self._rows.get(agent_id)
         if old and not old.exit:
             raise EEXIST("agent.exists", f"{old.name} is running already", hint="choose another name")
-        if len(self.alive()) >= MAX_PROCESSES:
+        alive = len(self.alive())
+        if alive >= MAX_PROCESSES:
             raise EBUSY("table.full", f"{MAX_PROCESSES} agents are alive, and more are not admitted")
+        if len(self._rows) - alive > MOST_ENDED:
+            self._forget_oldest()
         self._last_pid += 1
         incarnation = _number(self._store.get("incarnations", agent_id)) + 1 if old is None else old.incarnation + 1
         agent = Agent(agent_id, kind, self._last_pid, incarnation, isolation, parent, Holdings(agent_id))
         agent.first_aseq = _number(self._store.get("lives", agent_id)) or 1
+        agent.allowance = self._allowances[agent_id] = self._allowances.get(parent or agent_id) or agent.allowance
+        self._rows.pop(agent_id, None)  # in the order of their coming
         self._rows[agent_id] = agent
         return agent
+
+    def _forget_oldest(self) -> None:
+        ended = [row for row in self._rows.values() if row.exit and row.gone.is_set() and not row.lasting]
+        for row in ended[: len(ended) - MOST_ENDED * 9 // 10]:
+            self.forget(row)
 
     def puts(self, agent: Agent) -> list[Put]:
         """What the store must hold with the entry that tells of this incarnation."""
@@ -242,6 +257,18 @@ class Table:
 
     def children(self, parent: str) -> list[Agent]:
         return [agent for agent in self._rows.values() if agent.parent == parent]
+
+    def over(self, agent_id: str) -> bool:
+        """It has ended for good."""
+        row = self._rows.get(agent_id)
+        return row is None or (row.exit is not None and not row.lasting)
+
+    def generation(self, agent_id: str) -> int:
+        """How many are above it."""
+        count, row = 0, self._rows.get(agent_id)
+        while row and row.parent and count < len(self._rows):
+            count, row = count + 1, self._rows.get(row.parent)
+        return count
 
     def descends(self, agent: Agent, ancestor: str) -> bool:
         seen: set[str] = set()

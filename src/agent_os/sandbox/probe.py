@@ -56,15 +56,32 @@ class Check:
     fix: str = ""
 
 
+async def isolation() -> Check:
+    """What one agent gets here, found out by spawning one."""
+    try:
+        launcher = await Launcher.start()
+    except SandboxError as problem:
+        return _none(problem)
+    try:
+        return (await _canary(launcher))[1][0]
+    except SandboxError as problem:
+        return Check("isolation", "fail", f"step {problem.step}: {problem.why}", "agentctl doctor")
+    finally:
+        await launcher.close()
+
+
+def _none(problem: SandboxError) -> Check:
+    why, fix = diagnose(problem.step, problem.errno, settings())
+    return Check("isolation", "fail", f"none: step {problem.step}: {problem.why}. {why}", fix)
+
+
 async def examine() -> tuple[str, list[Check]]:
     """The level reached on this host, and all checks of the sandbox."""
     checks = [_platform()]
     try:
         launcher = await Launcher.start()
     except SandboxError as problem:
-        why, fix = diagnose(problem.step, problem.errno, settings())
-        checks.append(Check("isolation", "fail", f"none: step {problem.step}: {problem.why}. {why}", fix))
-        return "S0", checks + host_checks()
+        return "S0", [*checks, _none(problem), *host_checks()]
     try:
         level, more = await _canary(launcher)
         checks += more

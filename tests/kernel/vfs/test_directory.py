@@ -15,7 +15,7 @@ import pytest
 from agent_os.abi.errors import EACCES, EAGAIN, EBUSY, ECONFLICT, EINVAL, EISOLATION, ENOENT, AgentOSError
 from agent_os.kernel import beneath
 from agent_os.kernel.vfs.directory import DirectoryBackend
-from agent_os.kernel.vfs.files import TEMPORARY
+from agent_os.kernel.vfs.files import TEMPORARY, refusal
 from agent_os.kernel.vfs.sources import Whole
 
 SECRET = b"SECRET-91ab"
@@ -323,3 +323,24 @@ def test_kill_9_during_a_write_leaves_old_or_new(top: Path) -> None:
     backend.write("x", Whole(b"after"))
     assert os.listdir(top) == ["x"], "what a killed write left is taken over by the next"
     backend.close()
+
+
+def test_closing_waits_for_nobody_and_finishes_what_is_under_way(top: Path) -> None:
+    backend = mount(top)
+    go_on = threading.Event()
+    slow = backend.run(lambda: go_on.wait(30))
+    last = backend.run(lambda: backend.stat(""))
+    began = time.monotonic()
+    backend.close()
+    assert time.monotonic() - began < 15, "it waited for what only the next line lets go on"
+    go_on.set()
+    assert slow.result(30)
+    facts = last.result(30)
+    assert facts is not None
+    assert facts.kind == "directory"
+
+
+def test_a_file_of_somebody_whom_agents_do_not_know_is_refused_in_words() -> None:
+    refused = refusal(OSError(errno.EOVERFLOW, os.strerror(errno.EOVERFLOW)), "x")
+    assert isinstance(refused, EACCES)
+    assert "belongs to" in refused.reason

@@ -1,6 +1,7 @@
 """kernel/vfs/operations: what each call needs, when it acts, what it answers."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from agent_os.abi.errors import EAGAIN, EBADF, ECONFLICT, EDQUOT, EINVAL, EISDIR
 from agent_os.abi.syscalls import Body, Close, Effect, List, Open, Read, Remove, Stat, Watch, Write
 from agent_os.kernel.calls import Need, Way
 from agent_os.kernel.vfs import Stream
+from agent_os.kernel.vfs.operations import MAX_PAGE
 from agent_os.kernel.vfs.root import MAX_HANDLES
 
 W = "/mem/working"
@@ -404,3 +406,39 @@ def test_work_is_hashed_within_a_bound(trees: Any, work: Path) -> None:
     assert hashes == {"d/f": hashlib.sha256(b"content").hexdigest()}
     with pytest.raises(AgentOSError, match="exceed"):
         asyncio.run(trees.vfs.work_hashes(trees.root(), limit=3))
+
+
+def test_a_page_has_a_bound_whatever_is_asked_for_and_says_that_there_is_more(trees: Any) -> None:
+    names = [f"e{number:04}" for number in range(2 * MAX_PAGE + 1)]
+    for name in names:
+        trees.write(f"{W}/{name}", "x")
+    found, after = list[str](), ""
+    while True:
+        page = trees.call(List(path=W, after=after, max=10_000))
+        assert len(page["entries"]) <= MAX_PAGE
+        found += [entry["name"] for entry in page["entries"]]
+        if not page["more"]:
+            break
+        after = found[-1]
+    assert found == names
+
+
+def test_a_page_of_a_full_directory_takes_little_of_everybodys_time(trees: Any) -> None:
+    for number in range(9_999):
+        trees.prepare(Write(path=f"{W}/e{number}", data="x")).do()
+    act = trees.prepare(List(path=W, max=10_000))
+    took: list[float] = []
+    for _ in range(10):
+        began = time.process_time()
+        act.do()
+        took.append(time.process_time() - began)
+    assert min(took) < 0.006
+
+
+def test_an_agent_that_is_over_keeps_no_directory(trees: Any, work: Path) -> None:
+    backend = trees.root().backend("/work")
+    assert trees.names("/work") == []
+    trees.keep(trees.vfs.end("default/a"))
+    assert trees.root().backend("/work") is None
+    with pytest.raises(ENOENT, match="no longer mounted"):
+        backend.run(lambda: None)

@@ -1,12 +1,15 @@
 """kernel/vfs/shares: what is lent, to whom, how far, how long; and that nothing else crosses."""
 
+import time
 from typing import Any
 
 import pytest
 
-from agent_os.abi.errors import EACCES, ECONFLICT, EDQUOT, EEXIST, EINVAL, ENOENT, EROFS
-from agent_os.abi.syscalls import Open, Read, Remove, Share, Stat, Watch, Write
+from agent_os.abi.errors import EACCES, ECONFLICT, EDQUOT, EEXIST, EINVAL, ENOENT, EPERM, EROFS
+from agent_os.abi.syscalls import List, Open, Read, Remove, Share, Stat, Watch, Write
 from agent_os.kernel.calls import Need
+from agent_os.kernel.kernel import Kernel
+from peer import greeted, with_kernel
 
 A, B = "default/a", "default/b"
 W = "/mem/working"
@@ -195,3 +198,35 @@ def test_what_an_ended_agent_lent_of_its_working_memory_is_gone(trees: Any) -> N
     with pytest.raises(ENOENT):
         trees.read(gone, B)
     assert trees.read(kept, B) == "2"
+
+
+def test_many_shares_are_listed_in_about_the_time_of_a_page(trees: Any) -> None:
+    """Each name looked at every share there is: three thousand of them took seconds of everybody's time."""
+    for number in range(3000):
+        trees.write(f"{W}/e{number:04}", "x", A)
+        share(trees, f"{W}/e{number:04}")
+    act = trees.prepare(List(path="/mem/shared/a", max=100), B)
+    began = time.process_time()
+    entries = act.do().value["entries"]
+    assert time.process_time() - began < 0.2
+    assert [entry["name"] for entry in entries[:2]] == ["e0000", "e0001"]
+    assert entries[0]["kind"] == "file"
+
+
+@pytest.mark.parametrize("rights", ["r", "rw"])
+def test_what_is_shared_for_writing_can_be_opened_for_both(rights: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        _, owner = await greeted(kernel, "a", caps=("mem:/mem/working/**:read,write,share",))
+        _, other = await greeted(kernel, "b")
+        await owner.ask(Write(path=f"{W}/x", data="1"))
+        path = (await owner.ask(Share(path=f"{W}/x", to="b", rights=rights)))["path"]
+        assert (await other.ask(Open(path=path, flags="r")))["handle"]
+        if rights == "r":
+            with pytest.raises(EPERM):
+                await other.ask(Open(path=path, flags="rw"))
+            return
+        handle = (await other.ask(Open(path=path, flags="rw")))["handle"]
+        await other.ask(Write(handle=handle, data="2"))
+        assert (await owner.ask(Read(path=f"{W}/x")))["data"] == "2"
+
+    with_kernel(test)

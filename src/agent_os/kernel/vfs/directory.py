@@ -54,7 +54,6 @@ from agent_os.kernel.vfs.files import (
 MAX_LINKS = 40
 MAX_STEPS = 128  # names looked at on the way through links: this runs where everybody waits
 USAGE_AGE_S = 10.0  # a walk's result is good for so long; our own changes are added to it
-CLOSE_S = 1.0
 PLANNED_AGE_S = 5.0  # an append that waits longer, for a person say, does not hold up those behind it
 
 T = TypeVar("T")
@@ -85,13 +84,11 @@ class DirectoryBackend:
         return self._thread.submit(work)
 
     def close(self) -> None:
-        """What is under way is finished first; a disk that takes long over it does not hold up the caller."""
+        """What is under way is finished first, on its thread; nobody waits for that, however slow the disk is."""
         if not self._closed:
             self._closed = True
-            last = self._thread.submit(os.close, self._root)
+            self._thread.submit(os.close, self._root)
             self._thread.shutdown(wait=False)
-            with suppress(TimeoutError):
-                last.result(timeout=CLOSE_S)
 
     # What is there.
 

@@ -156,6 +156,9 @@ def refusal(error: OSError, path: str) -> AgentOSError:
             return EACCES("vfs.denied", f"the permissions of {path!r} do not allow it")
         case errno.EINVAL | errno.ENXIO:
             return special(path)
+        case errno.EOVERFLOW:
+            reason = f"{path!r} belongs to a user of the host that does not exist for agents"
+            return EACCES("vfs.owner", reason, hint="whoever owns the directory can change the owner of the file")
         case errno.ENAMETOOLONG:
             return EINVAL("path.name", f"{path!r} is too long for this file system")
         case errno.EROFS:

@@ -46,7 +46,7 @@ from agent_os.kernel.vfs.streams import Stream, Upload, chunks, decode
 WORKING, EPISODIC, SEMANTIC, SHARED = "/mem/working", "/mem/episodic", "/mem/semantic", "/mem/shared"
 IN_ONE_FRAME = 512 << 10  # bytes; beyond it a read is answered as a stream
 CHECKPOINT_BYTES = 256 * MIB
-MAX_PAGE = 1000
+MAX_PAGE = 256  # entries: everybody waits while one page is made, and whoever wants more asks for more
 
 T = TypeVar("T")
 History = Callable[[str, int], Iterable[dict[str, Any]] | None]
@@ -316,8 +316,12 @@ class Vfs:
         return await _threaded(backend, lambda: backend.hashes(limit))
 
     def end(self, agent: str) -> Sequence[Put]:
-        """The agent is over: its working memory, what it lent of that, its handles and watches. The rest is kept."""
+        """The agent is over: its working memory and what it lent of that, its handles, watches and directories. The
+        rest is kept."""
         root = self.root(agent)
+        for mount in root.backends():
+            if isinstance(mount.backend, DirectoryBackend):  # it has a thread and a descriptor
+                root.unmount(mount.at)
         working = root.backend(WORKING)
         cleared: Sequence[Put] = working.clear() if isinstance(working, StoreBackend) else ()
         return [*cleared, *self._shares.drop(agent, WORKING), *root.forget()]

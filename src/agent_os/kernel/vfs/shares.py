@@ -21,6 +21,7 @@ from agent_os.kernel.vfs.backend import (
     Content,
     Facts,
     Kept,
+    Listed,
     Listener,
     Page,
     Snapshot,
@@ -28,7 +29,6 @@ from agent_os.kernel.vfs.backend import (
     Usage,
     absent,
     is_directory,
-    page,
     read_only,
 )
 
@@ -87,8 +87,12 @@ class Shares:
         mine = self._by_receiver.get(receiver, {})
         return {place: share for place, share in mine.items() if self._holds(share)}
 
+    def at(self, receiver: str, place: str) -> Share | None:
+        share = self._by_receiver.get(receiver, {}).get(place)
+        return share if share and self._holds(share) else None
+
     def add(self, share: Share) -> list[Put]:
-        old = self.of(share.to).get(share.place)
+        old = self.at(share.to, share.place)
         if old and old.path != share.path:
             raise EEXIST(
                 "share.name",
@@ -126,7 +130,7 @@ class SharedBackend:
     def _find(self, path: str) -> tuple[Share, Backend, str] | None:
         """The share that `path` lies in, and where that is."""
         parts = path.split("/", 2)
-        share = self._shares.of(self._receiver).get("/".join(parts[:2])) if len(parts) > 1 else None
+        share = self._shares.at(self._receiver, "/".join(parts[:2])) if len(parts) > 1 else None
         if share is None:
             return None
         backend, base = self._lent(share.owner, share.path)
@@ -170,10 +174,13 @@ class SharedBackend:
         if self._find(path):
             backend, inner, _ = self._require(path, "r")
             return backend.list(inner, after, limit)
-        names = {name: self.stat(f"{path}/{name}".lstrip("/")) or Facts("other") for name in self._names(path)}
+        names = set(self._names(path))
         if path and not names:
             raise absent(path)
-        return page(names, after, limit)
+        rest = sorted(name for name in names if name > after)
+        stem = f"{path}/" if path else ""
+        entries = [Listed(name, self.stat(stem + name) or Facts("other")) for name in rest[:limit]]
+        return Page(entries, len(rest) > limit)
 
     def _names(self, path: str) -> Iterator[str]:
         for place in self._shares.of(self._receiver):

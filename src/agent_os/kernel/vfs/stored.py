@@ -21,6 +21,7 @@ from agent_os.kernel.vfs.backend import (
     Change,
     Facts,
     Kept,
+    Listed,
     Listener,
     Listeners,
     Page,
@@ -32,7 +33,6 @@ from agent_os.kernel.vfs.backend import (
     check_version,
     exists,
     is_directory,
-    page,
 )
 from agent_os.kernel.vfs.bodies import Bodies
 from agent_os.kernel.vfs.runs import Mark, Opened, Run, Stored
@@ -115,11 +115,10 @@ class StoreBackend:
         names = self._children.get(path)
         if names is None:
             raise ENOTDIR("vfs.file", f"{path!r} is an entry, not a directory") if self._live(path) else absent(path)
-        some = page(dict.fromkeys(names, Facts("directory")), after, limit)
-        entries = [
-            one._replace(facts=self.stat(paths.join(path, one.name).lstrip("/")) or one.facts) for one in some[0]
-        ]
-        return Page(entries, some.more)
+        stem = f"{path}/" if path else ""
+        rest = sorted(name for name in names if name > after)
+        entries = [Listed(name, self.stat(stem + name) or Facts("directory")) for name in rest[:limit]]
+        return Page(entries, len(rest) > limit)
 
     def usage(self) -> Usage:
         self._load()

@@ -1,0 +1,336 @@
+"""The life of an agent, from adoption to its end: how it is taken through its record, told of things, and buried.
+
+In: rows of the table whose process runs, and the word that it is gone. An agent that lives again is first settled with
+what its earlier life left open, then replayed; its calls wait meanwhile. Nothing is reported dead before the operating
+system says it is gone. Who ends for good takes its children along. Starts no process: that is for the guests.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from agent_os.abi import frames
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EBUSY, ESRCH, AgentOSError
+from agent_os.abi.frames import Hello, Welcome
+from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.drivers.store import Put
+from agent_os.kernel.allowance import ENTRY
+from agent_os.kernel.calls import Asked
+from agent_os.kernel.connection import Connection
+from agent_os.kernel.journal import Draft
+from agent_os.kernel.recovery import unhurried
+from agent_os.kernel.replay import Answer, Delivery, Replay, deliveries
+from agent_os.kernel.signals import gone
+from agent_os.kernel.table import Agent, Caller, Ended, qualified
+from agent_os.kernel.views import mount_views
+
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+
+_TO_START, _TO_BE_HEARD = 5.0, 1.0  # seconds
+log = logging.getLogger("agent_os.kernel")
+
+
+class Lives:
+    def __init__(self, kernel: "Kernel") -> None:
+        self._kernel, self._table, self._journal = kernel, kernel.table, kernel.journal
+        self._recovery, self._signals = kernel.recovery, kernel.signals
+        self.replays: dict[str, Replay] = {}  # whose program is on its way through its record
+        self._reading: dict[str, asyncio.Event] = {}  # whose record is being read
+
+    async def adopt(self, agent: Agent, sock: socket.socket, workspace: int | None = None) -> None:
+        """Give a started agent its files and, on its socket, our attention. What an earlier life of it left open is
+        settled first; then its program is taken through its record. Until then its calls wait in the socket."""
+        self.furnish(agent)
+        if workspace is not None:
+            agent.files.mount_directory("/work", workspace)
+        try:
+            await self._settled(agent)
+        except BaseException:
+            sock.close()
+            raise
+        line = await self._lived_through(agent)
+        if agent.exit:
+            sock.close()
+            return
+
+        def admit(connection: Connection, hello: Hello) -> Caller:
+            agent.line = connection
+            if "checkpoint" in hello.features:
+                self._kernel.checkpoints.keep(agent)
+            if replay.total:
+                asyncio.get_running_loop().call_soon(replay.start)  # after its WELCOME
+            return agent
+
+        def lost(connection: Connection, fault: AgentOSError | None) -> None:
+            agent.line = None
+            agent.silent.set()
+            if fault and not agent.exit:
+                self._kernel.start(
+                    self.end(agent, Ended(ExitClass.ERROR, -1, f"it broke the rules of the wire: {fault}"))
+                )
+
+        replay = self._replay(agent, line)
+        agent.detail = "replaying" if replay.total else ""
+        if replay.total:
+            self.replays[agent.id] = replay
+        await asyncio.get_running_loop().create_unix_connection(
+            lambda: Connection(self._kernel, admit, lost), sock=sock
+        )
+
+    async def _lived_through(self, agent: Agent) -> list[Delivery]:
+        """Its record up to now."""
+        line: list[Delivery] = []
+        with self._being_read(agent):
+            async for found in unhurried(self._recovery.history(agent)):
+                line += deliveries([found])
+        return line
+
+    @contextmanager
+    def _being_read(self, agent: Agent) -> Generator[None]:
+        """What comes for an agent meanwhile waits until it is known whether there is a replay."""
+        read = self._reading[agent.id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._reading[agent.id]
+            read.set()
+
+    async def _settled(self, agent: Agent) -> None:
+        """Returns when nothing is open of an earlier life. If what the agent did has an unknown outcome, a person is
+        waited for."""
+        if agent.incarnation == 1:
+            return
+        agent.detail = "replaying"
+        with self._being_read(agent):
+            await self._recovery.settle_before(agent)
+        while self._recovery.parked(agent.id) and not agent.exit:
+            agent.detail = "parked"
+            await self._recovery.resolved.wait()
+        agent.detail = ""
+
+    def furnish(self, agent: Agent) -> None:
+        """Its file tree, with the views on the kernel that belong to it."""
+        root = agent.root = self._kernel.vfs.root(agent.id)
+        for mount in root.mounts():
+            if mount["path"] == "/work" or mount["backend"] == "view":  # of the life before
+                root.unmount(mount["path"])
+        mount_views(self._kernel, agent, root)
+        root.notify = lambda body: self.notice(agent, {"type": "watch", **body})
+
+    def greet(self, caller: Caller, welcome: Welcome) -> None:
+        """What an agent is told first: what it was started with, and where it goes on."""
+        welcome.replaying = caller.id in self.replays
+        if isinstance(caller, Agent):
+            welcome.input = frames.body(caller.order.get("input"))
+            if start := self._kernel.checkpoints.newest_with_state(caller):
+                welcome.checkpoint, welcome.state = start["name"], frames.body(start["state"])
+
+    def _replay(self, agent: Agent, line: list[Delivery]) -> Replay:
+        def live(held: list[tuple[Asked, Answer]]) -> None:
+            agent.delivered = replay.total
+            agent.detail = ""
+            self.replays.pop(agent.id, None)
+            if agent.line:
+                agent.line.push("notice", {"type": "live"})
+            for asked, answer in held:
+                self._kernel.enter(agent, asked, answer)
+            for body in replay.later:
+                self.notice(agent, body)
+
+        def differs(error: AgentOSError) -> None:
+            self.replays.pop(agent.id, None)
+            self._kernel.start(self.end(agent, _nondeterministic(error)))
+
+        def push(what: str, body: Any) -> None:
+            if agent.line:
+                agent.line.push(what, body)
+
+        replay = Replay(line, live=live, push=push, differs=differs)
+        return replay
+
+    def notice(self, agent: Agent, body: dict[str, Any]) -> None:
+        """Something happened that an agent should know. A native agent sees it again in a replay, so it is recorded."""
+        if replay := self.replays.get(agent.id):
+            replay.later.append(body)
+            return
+        if agent.exit or not agent.line:
+            return
+
+        def tell() -> None:
+            agent.delivered += 1
+            if agent.line:
+                agent.line.push("notice", body)
+
+        draft = Draft(agent.id, Kind.DELIVER, agent.incarnation, body=frames.encode_body(body))
+        agent.allowance.spend(ENTRY)  # one write may be watched a hundred times
+        self._journal.put(draft, sync=False, done=tell)
+
+    async def until_live(self, agent: Agent) -> None:
+        """What is new for an agent comes after its record."""
+        while reading := self._reading.get(agent.id):
+            await reading.wait()
+        if replay := self.replays.get(agent.id):
+            await replay.finished.wait()
+        if agent.exit:
+            raise ESRCH("agent.ended", f"{agent.name} has ended")
+
+    # The end.
+
+    def left_by_itself(self, agent: Agent) -> None:
+        """It said that it ends. Its process has a moment to do so; then it is made to."""
+        self._kernel.start(self._see_off(agent))
+
+    async def _see_off(self, agent: Agent) -> None:
+        if agent.kind == "context":
+            await self.left(agent, _own_ending(agent, 0))
+        elif agent.running:
+            await asyncio.sleep(0)
+            await agent.running.finish()
+
+    async def end(self, agent: Agent, ended: Ended) -> int:
+        """Make an agent end; how many processes that were. Returns when it is true."""
+        if agent.exit:
+            raise ESRCH("agent.ended", f"{agent.name} has ended")
+        await self.until_started(agent)
+        agent.fate = agent.fate or ended
+        if agent.life is not Incarnation.STOPPING:
+            agent.become(Incarnation.STOPPING)
+        if agent.running is None:
+            await self.left(agent, ended)
+            return 0
+        count = await gone(agent.running)
+        await agent.gone.wait()
+        return count
+
+    async def until_started(self, agent: Agent) -> None:
+        """A process that is still being made can be neither killed nor found to be gone."""
+        try:
+            async with asyncio.timeout(_TO_START):
+                while agent.life is Incarnation.STARTING and agent.kind != "context" and not agent.exit:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise EBUSY("agent.starting", f"{agent.name} is still being started", hint="try again") from None
+        if agent.exit:
+            raise ESRCH("agent.ended", f"{agent.name} has ended")
+
+    async def left(self, agent: Agent, ended: Ended) -> None:
+        """The operating system says that an agent is gone: record it, tell who waits, perhaps start it again."""
+        await self._hear_out(agent)
+        if agent.exit:
+            return
+        ended = agent.fate or (_own_ending(agent, ended.code, ended.result) if agent.last_words else ended)
+        if replay := self.replays.pop(agent.id, None):
+            if ended.exit_class in (ExitClass.NORMAL, ExitClass.ERROR) and (short := replay.short()):
+                ended = _nondeterministic(short)
+            replay.stop()
+        asked_to_end = self._signals.forget(agent)
+        self._kernel.checkpoints.forget(agent)
+        lasting = self._starts_again(agent, ended) and not asked_to_end  # a crash is no way out of a SIGTERM
+        puts = [] if lasting else self._buried(agent.id)
+        told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": ended.result}
+        if ended.difference:
+            told["difference"] = ended.difference
+        draft = Draft(agent.id, Kind.EXIT, agent.incarnation, isolation=agent.isolation, body=frames.encode_body(told))
+        agent.exit, agent.lasting = ended, lasting
+        agent.life = Incarnation.EXITED
+        try:
+            await self._journal.record(draft, sync=True, puts=puts)
+        except AgentOSError:
+            agent.gone.set()  # it is, whether that can be written or not
+            raise
+        self._tell_parent(agent, ended)
+        if lasting:
+            after = self._recovery.delay(agent)
+            agent.next_life = self._kernel.start(self._recovery.begin(agent.id, agent.order, after=after))
+        else:
+            await self._end_children(agent)
+        self._recovery.stir()
+        agent.gone.set()
+
+    async def _end_children(self, agent: Agent) -> None:
+        """Whoever it started ends with it: nobody is left that answers for them. A crash that it survives is no end."""
+        ended = Ended(ExitClass.REQUESTED, -1, f"its parent {agent.name} has ended")
+        children = [one for one in self._table.children(agent.id) if not one.exit]
+        for problem in await asyncio.gather(*(self.end(one, ended) for one in children), return_exceptions=True):
+            if isinstance(problem, BaseException) and not isinstance(problem, ESRCH):
+                log.error("a child of %s was not ended: %s", agent.name, problem)
+
+    async def _hear_out(self, agent: Agent) -> None:
+        """What it said before it was gone may still be in its socket."""
+        if isinstance(line := agent.line, Connection):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TO_BE_HEARD):
+                    await agent.silent.wait()
+            line.transport.abort()
+
+    def _buried(self, agent_id: str) -> list[Put]:
+        """What the store forgets with an agent that ended for good; the next of that name begins a life of its own."""
+        self._recovery.forget(agent_id)
+        life = Put("lives", agent_id, str(self._journal.aseq(agent_id) + 2).encode())
+        return [
+            Put("agents", agent_id, None),
+            life,
+            *self._signals.buried(agent_id),
+            *self._kernel.vfs.end(agent_id),
+        ]
+
+    def _starts_again(self, agent: Agent, ended: Ended) -> bool:
+        """A native agent that was struck down from outside goes on where it was. More is the supervisor's business."""
+        struck = ended.exit_class in (ExitClass.SIGNAL, ExitClass.LOST)
+        lasting = agent.kind == "native" and agent.order.get("durable", True)
+        return lasting and struck and not self._kernel.halting and self._recovery.may_try_again(agent)
+
+    def _tell_parent(self, agent: Agent, ended: Ended) -> None:
+        parent = next((one for one in self._table if one.id == agent.parent and not one.exit), None)
+        if parent:
+            body = {"type": "child", "agent": agent.name, "state": agent.state, "reason": ended.reason}
+            self.notice(parent, body)
+
+    async def wait_for(self, agent: Agent) -> dict[str, Any]:
+        """How an agent ended, once it has; over restarts."""
+        while True:
+            await agent.gone.wait()
+            if agent.next_life:
+                await asyncio.wait([agent.next_life])
+            latest = next((one for one in self._table if one.id == agent.id), agent)
+            if latest is agent and agent.exit:
+                ended = agent.exit
+                facts = {"status": ended.code, "result": ended.result, "reason": ended.reason}
+                return {"agent": agent.name, "state": agent.state, **facts}
+            agent = latest
+
+    async def wait_for_child(self, parent: Agent, name: str | None) -> dict[str, Any]:
+        children = self._table.children(parent.id)
+        if name is not None:
+            named = qualified(name)
+            children = [one for one in children if one.id == named]
+            own = self._kernel.store.get("parents", named) == parent.id.encode()
+            if own and not children and (before := self._recovery.how_it_ended(named)):  # in an earlier kernel
+                return before
+        if not children:
+            raise ESRCH("agent.child", f"you have no child {name!r}" if name else "you have no child")
+        waiting = [asyncio.create_task(self.wait_for(one)) for one in children]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+def _nondeterministic(error: AgentOSError) -> Ended:
+    return Ended(ExitClass.NONDETERMINISTIC, -1, error.reason, difference=error.detail)
+
+
+def _own_ending(agent: Agent, code: int, result: Any = None) -> Ended:
+    """How an agent ended that said so itself."""
+    words = agent.last_words
+    if words is None:
+        return Ended(ExitClass.NORMAL if code == 0 else ExitClass.ERROR, code, result=result)
+    kind = ExitClass.NORMAL if words.status == 0 else ExitClass.ERROR
+    return Ended(kind, words.status, words.failure or "", words.result)
