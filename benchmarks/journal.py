@@ -197,8 +197,8 @@ def check(report: Report, home: Path) -> None:
         alone = cpu if workers == 1 else alone
     report.add(chain)
     report.ratio("verify / bare chain, CPU per entry, one process each", alone, chain)
-    report.note(f"verify by the clock, best of three: {max(rates.samples) / 1000:.0f} k/s")
-    report.goal("verify, by the CPU time of its busiest process, best", best / 1000, "≥", 400, "k/s")
+    report.note(f"verify by the CPU time of its busiest process, best: {best / 1000:.0f} k/s")
+    report.goal("verify, by the clock, best of three", max(rates.samples) / 1000, "≥", 400, "k/s")
 
 
 def cpu_time(of: int = resource.RUSAGE_SELF) -> float:
