@@ -24,7 +24,7 @@ from agent_os.client import place
 CREDIT = 256 << 10  # bytes of chunks under way, in each direction of a stream
 _RESERVE = 4 << 10  # of our credit, for what must get through while data waits
 _GIVE_BACK = 64 << 10
-_TO_GREET = 5.0  # seconds
+_TO_GREET = 30.0  # seconds
 
 
 class Client:

@@ -31,7 +31,7 @@ from agent_os.kernel.views import mount_views
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-_TO_START, _TO_BE_HEARD = 5.0, 1.0  # seconds
+_TO_START, _TO_BE_HEARD = 30.0, 1.0  # seconds
 log = logging.getLogger("agent_os.kernel")
 
 

@@ -218,6 +218,7 @@ class Table:
         ended = [row for row in self._rows.values() if row.exit and row.gone.is_set() and not row.lasting]
         for row in ended[: len(ended) - MOST_ENDED * 9 // 10]:
             self.forget(row)
+            self._allowances.pop(row.id, None)
 
     def puts(self, agent: Agent) -> list[Put]:
         """What the store must hold with the entry that tells of this incarnation."""
