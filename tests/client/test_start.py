@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import leftovers
 from agent_os.abi.errors import EACCES, EHOSTUNREACH, EIO
 from agent_os.abi.syscalls import ListAgents, Status
 from agent_os.client import place
-from agent_os.client.start import connected, session
+from agent_os.client.start import connected, launch, session
 from agent_os.client.wire import connect
 from guests.agentctl import AGENTCTL
 
@@ -66,6 +67,20 @@ def test_a_kernel_that_somebodys_command_started_is_gone_when_the_last_one_leave
 
     asyncio.run(scenario())
     assert not (home / "run" / "kernel.sock").exists()
+
+
+def test_who_only_looks_whether_a_kernel_is_there_does_not_end_it(home: Path) -> None:
+    """So does the second of two kernels that are started at once, before the first one's client has come."""
+
+    async def scenario() -> None:
+        assert await launch()
+        (first,) = kernels()
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(place.control_socket()))
+        async with session() as (client, new):
+            assert (client.pid, new) == (first, False)
+
+    asyncio.run(scenario())
 
 
 def test_a_client_that_dies_is_not_waited_for(home: Path) -> None:

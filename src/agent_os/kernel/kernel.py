@@ -34,7 +34,7 @@ from agent_os.kernel.lives import Lives
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
 from agent_os.kernel.sleeps import Sleeps
-from agent_os.kernel.table import Actor, Agent, Caller, Ended, Table
+from agent_os.kernel.table import Agent, Caller, Ended, Table
 from agent_os.kernel.tooling import Tools
 from agent_os.kernel.vfs import Vfs
 
@@ -149,11 +149,13 @@ class Kernel:
         return peers.admit(connection.transport.get_extra_info("socket"), hello.token)
 
     def _operator_left(self, connection: Connection, fault: AgentOSError | None) -> None:
-        self.client_left()
+        if connection.caller:  # else it only looked whether somebody is here
+            self.client_left()
 
     @property
     def clients(self) -> int:
-        return sum(isinstance(one.caller, Actor) for one in self.connections)
+        """Operators at our door, and whoever has not said yet who they are."""
+        return sum(not isinstance(one.caller, Agent) for one in self.connections)
 
     async def record_then(self, draft: Draft, then: Callable[[], None], puts: Sequence[Put] = ()) -> None:
         """Record, and do something at the very moment that it is committed: before the answer to anything that was

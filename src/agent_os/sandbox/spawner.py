@@ -243,7 +243,7 @@ class Launcher:
             await self.close()
             raise
         if failed := record.get("failed"):
-            word = "launcher" if self._gone else "setup"
+            word = "launcher" if self._gone and failed["step"] == "launcher" else "setup"  # else it said what failed
             await self.close()
             raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
 

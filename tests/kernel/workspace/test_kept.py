@@ -571,13 +571,16 @@ def test_another_directory_under_the_same_path_is_not_written_to(workspace: Work
 
 
 def test_the_remains_of_a_crash_are_swept(workspaces: Workspaces, workspace: Workspace, project: Path) -> None:
-    for draft in (".new-dead", ".new-now", ".new-left"):
+    for draft in (".new-dead", ".new-now", ".new-left", ".new-unlocked"):
         (workspaces.root / draft).mkdir()
-    (workspaces.root / ".new-left" / "lock").touch()
+    for draft in (".new-left", ".new-unlocked"):
+        (workspaces.root / draft / "lock").touch()
     (workspaces.root / ".gone-dead").mkdir()
-    os.utime(workspaces.root / ".new-dead", (0, 0))
+    for old in (".new-dead", ".new-left"):
+        os.utime(workspaces.root / old, (0, 0))
     workspaces.create(project, name="next", mode="overlay", agent_uid=None)
-    assert sorted(os.listdir(workspaces.root)) == [".new-now", "fix-1", "next"]  # that one may be in the making
+    young = [".new-now", ".new-unlocked"]  # which may be in the making
+    assert sorted(os.listdir(workspaces.root)) == [*young, "fix-1", "next"]
 
 
 def test_a_damaged_workspace_is_named(workspaces: Workspaces, workspace: Workspace) -> None:

@@ -386,16 +386,13 @@ def _create_lock(home: int) -> int:
 
 
 def _abandoned(root: int, draft: str) -> bool:
-    """Whether nobody works on it any more. One without a lock may have been made this moment."""
+    """Whether nobody works on it any more. One without a lock, or whose lock nobody holds, may have been made this very
+    moment: the lock comes after the folder, and is taken after it is there."""
     try:
         made = os.stat(draft, dir_fd=root, follow_symlinks=False).st_mtime_ns
     except FileNotFoundError:
         return False
-    try:
-        os.stat(f"{draft}/lock", dir_fd=root, follow_symlinks=False)
-    except FileNotFoundError:
-        return time.time_ns() - made > _ABANDONED_NS
-    return not _locked(root, draft)
+    return time.time_ns() - made > _ABANDONED_NS and not _locked(root, draft)
 
 
 def _locked(root: int, name: str) -> bool:
