@@ -77,6 +77,7 @@ def test_who_only_looks_whether_a_kernel_is_there_does_not_end_it(home: Path) ->
         (first,) = kernels()
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(place.control_socket()))
+        assert not leftovers.becomes_true(lambda: first not in kernels(), 1)
         async with session() as (client, new):
             assert (client.pid, new) == (first, False)
 
