@@ -44,14 +44,23 @@ def struck(top: Path, kind: str, points: list[tuple[str, int]], broken: str | No
 
 @pytest.mark.parametrize("kind", ["power", "tear"])
 def test_what_the_disk_lost_was_promised_to_nobody(tmp_path: Path, kind: str) -> None:
-    machine = struck(tmp_path, kind, POWER_POINTS if kind == "power" else [("after_commit", at) for at in TEARS])
-    assert machine.kills >= 3
-    assert sum(map(int, machine.noted("lost"))) > 0, "nothing was lost, so nothing was shown"
-    if not machine.noted("result"):
-        assert machine.live() == 0, machine.noted("daemon.log")
-    assert machine.problems() == []
-    assert machine.result() == lines(6)
-    assert machine.ledger.counts() == {f"opaque:{n}": 1 for n in range(6)}
+    """Whether anything was on its way to the disk at the moment of a stop is chance: tried until something was."""
+    points = POWER_POINTS if kind == "power" else [("after_commit", at) for at in TEARS]
+    lost = 0
+    for attempt in range(10):
+        top = tmp_path / str(attempt)
+        top.mkdir()
+        machine = struck(top, kind, points)
+        assert machine.kills >= 3
+        if not machine.noted("result"):
+            assert machine.live() == 0, machine.noted("daemon.log")
+        assert machine.problems() == []
+        assert machine.result() == lines(6)
+        assert machine.ledger.counts() == {f"opaque:{n}": 1 for n in range(6)}
+        lost += sum(map(int, machine.noted("lost")))
+        if lost:
+            return
+    pytest.fail("nothing was lost, so nothing was shown")
 
 
 def test_a_daemon_that_does_not_sync_its_intents_cannot_go_on_from_what_is_left(tmp_path: Path) -> None:
