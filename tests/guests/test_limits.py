@@ -28,7 +28,8 @@ def test_a_guest_beyond_its_memory_is_killed_and_told_what_to_do(machine: Machin
     if not capped("memory"):
         pytest.skip("cgroup: no memory controller this user may use")
     # the eater is not the first process: what started it would go on and hide the cause
-    ran = machine.run("sh", "-c", f'python3 -c "{EATER}"; echo went on', flags=["--limit", "memory_mb=64"])
+    eat = f'python3 -c "{EATER}"; sleep 30; echo went on'
+    ran = machine.run("sh", "-c", eat, flags=["--limit", "memory_mb=64"])
     assert (ran.code, ran.lines) == (137, [])
     assert "killed: it used more than its memory limit of 64 MB (more: --limit memory_mb=128)" in ran.err
     assert [entry["ending"] for entry in machine.records("exit")] == ["memory"]

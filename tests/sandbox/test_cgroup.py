@@ -263,9 +263,8 @@ agents.drive(body)
 """
 
 
-def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
-    found = [each for each in hierarchies.detect().hierarchies if not each.late]  # first: to detect is to sweep
-    leftovers.adopt_orphans()
+def killed_kernel() -> int:
+    """The process id of a kernel that was killed while it had an agent."""
     before = set(leftovers.processes())
     tests, source = Path(agents.__file__).parent, Path(cgroup.__file__).parents[2]
     command = [sys.executable, "-c", KERNEL, str(tests), str(source)]
@@ -274,10 +273,21 @@ def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
         assert kernel.stdout.readline() == "up\n"
         kernel.kill()
     assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - before, 2.0)
-    assert len(leftovers.cgroups(kernel.pid)) == len(found)
+    return kernel.pid
+
+
+def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
+    found = [each for each in hierarchies.detect().hierarchies if not each.late]  # first: to detect is to sweep
+    leftovers.adopt_orphans()
+    for _ in range(5):
+        kernel = killed_kernel()
+        if len(leftovers.cgroups(kernel)) == len(found):
+            break
+    else:
+        pytest.fail("a killed kernel left nothing in five tries; other kernels of this machine sweep once or twice")
     for hierarchy in found:
         hierarchies.sweep(hierarchy.parent)
-    assert leftovers.cgroups(kernel.pid) == []
+    assert leftovers.cgroups(kernel) == []
 
 
 def test_making_the_groups_of_an_agent_is_cheap() -> None:

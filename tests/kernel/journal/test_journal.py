@@ -3,7 +3,9 @@
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -104,6 +106,33 @@ def test_callbacks_run_on_the_loop_in_order_with_one_flush_after_a_group(home: P
         assert [mark for mark in seen if mark != "flush"] == list(range(200))
         assert 1 <= seen.count("flush") <= journal.counts["groups"]
         assert seen[-1] == "flush"
+
+    with opened(home) as journal:
+        run(work(journal))
+
+
+def test_whoever_is_committed_first_is_told_first_however_slow_the_writer_tells_it(home: Path | None) -> None:
+    """What the loop commits by itself comes behind what the writer has committed and is about to tell."""
+
+    async def work(journal: Journal) -> None:
+        seen: list[str] = []
+        telling, told = threading.Event(), journal._writer._committed
+
+        def slowly(group: list[Any]) -> None:
+            telling.set()
+            time.sleep(0.05)
+            told(group)
+
+        journal._writer._committed = slowly
+        for number in range(5):
+            telling.clear()
+            journal.put(result(), sync=True, done=lambda: seen.append("writer"))
+            while not telling.is_set():
+                await asyncio.sleep(0)
+            journal.put(result(), sync=False, done=lambda: seen.append("loop"))
+            while len(seen) < 2 * (number + 1):
+                await asyncio.sleep(0.001)
+        assert seen == ["writer", "loop"] * 5
 
     with opened(home) as journal:
         run(work(journal))

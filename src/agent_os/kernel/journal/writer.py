@@ -70,8 +70,8 @@ class Writer:
                         raise self._broken
                     if group or self._heads.due(self._tiles.size) or not more:
                         self._commit(group, last=not more)
-                if group:
-                    self._committed(group)
+                    if group:  # before anybody commits a later one: who waits is told in order
+                        self._committed(group)
         except Exception as problem:  # whatever it was, nothing more may be promised
             self._failed(problem, group)
 
