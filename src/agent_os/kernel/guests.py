@@ -346,7 +346,8 @@ class Guests:
             end.cancel()
 
     async def close(self) -> None:
-        """Everything that runs is ended; the launcher goes."""
+        """Everything that runs is ended, and does not live again; the launcher goes."""
+        self._kernel.halting = True
         runs = [one.running for one in self._kernel.table if isinstance(one.running, Run)]
         for run in runs:
             if not run.agent.exit:
