@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import leftovers
@@ -60,15 +61,14 @@ class Machine(World):
         """One life of a kernel: until it dies at the point, is killed after so many seconds, or its agent has ended.
         How the kernel ended. Nothing of it is left when this returns."""
         with self.boot(point, at) as kernel:
+            strike = Timer(after or 0, kernel.kill)  # under its client, who must not give up a moment before
             try:
-                if after is None:
-                    asyncio.run(self._to_the_end())
-                else:
-                    with suppress(TimeoutError):
-                        asyncio.run(asyncio.wait_for(self._to_the_end(), after))
-                    kernel.kill()
+                if after is not None:
+                    strike.start()
+                asyncio.run(self._to_the_end())
                 code = kernel.wait(PATIENCE)
             finally:
+                strike.cancel()
                 kernel.kill()
         self.kills += code == -signal.SIGKILL
         self.kernels.append(kernel.pid)
