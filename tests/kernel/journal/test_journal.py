@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -111,28 +110,34 @@ def test_callbacks_run_on_the_loop_in_order_with_one_flush_after_a_group(home: P
         run(work(journal))
 
 
-def test_whoever_is_committed_first_is_told_first_however_slow_the_writer_tells_it(home: Path | None) -> None:
-    """What the loop commits by itself comes behind what the writer has committed and is about to tell."""
+@pytest.mark.parametrize("waits_for", ["telling", "told"])
+def test_whoever_is_committed_first_is_told_first(home: Path | None, waits_for: str) -> None:
+    """What the loop commits by itself comes behind what the writer has committed, whether the writer is about to tell
+    the loop of it, or has."""
 
     async def work(journal: Journal) -> None:
         seen: list[str] = []
-        telling, told = threading.Event(), journal._writer._committed
+        go, reached, committed = threading.Event(), threading.Event(), journal._writer._committed
 
         def slowly(group: list[Any]) -> None:
-            telling.set()
-            time.sleep(0.05)
-            told(group)
+            if waits_for == "telling":
+                reached.set()
+            go.wait(10)
+            committed(group)
+            reached.set()
 
         journal._writer._committed = slowly
-        for number in range(5):
-            telling.clear()
-            journal.put(result(), sync=True, done=lambda: seen.append("writer"))
-            while not telling.is_set():
-                await asyncio.sleep(0)
-            journal.put(result(), sync=False, done=lambda: seen.append("loop"))
-            while len(seen) < 2 * (number + 1):
-                await asyncio.sleep(0.001)
-        assert seen == ["writer", "loop"] * 5
+        journal.put(result(), sync=True, done=lambda: seen.append("writer"))
+        await asyncio.sleep(0)  # the writer has it
+        journal.put(result(), sync=False, done=lambda: seen.append("loop"))
+        if waits_for == "told":
+            go.set()
+        assert reached.wait(10)  # the loop does nothing meanwhile
+        await asyncio.sleep(0)
+        go.set()
+        while len(seen) < 2:
+            await asyncio.sleep(0.001)
+        assert seen == ["writer", "loop"]
 
     with opened(home) as journal:
         run(work(journal))

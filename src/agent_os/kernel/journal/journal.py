@@ -208,8 +208,8 @@ class Journal:
             here = bool(group) and self._writer.commit_here(group)
             if group and not here:
                 self._queue(group)
-        if here and self._loop is not None:
-            self._loop.call_soon(self._finish, group)  # behind what the writer has committed before
+        if here:
+            asyncio.get_running_loop().call_soon(self._finish, group)  # behind what the writer has committed before
 
     def _hand_over(self) -> None:
         with self._lock:
