@@ -97,6 +97,8 @@ class Recovery:
                 if not await self._paused(self._asleep(name, order, "backoff"), after):
                     return
                 stands = kernel.store.get(STOPS, agent_id) is not None
+            if kernel.halting:  # the next kernel starts it
+                return
             if stands:
                 self._asleep(name, order)
             else:

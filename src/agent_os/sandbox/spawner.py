@@ -193,7 +193,7 @@ class Launcher:
         self._replies: deque[asyncio.Future[Answer]] = deque()  # the launcher answers in the order it was asked
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self._pidfds: dict[str, int] = {}  # of those that run; whoever awaits an exit closes it afterwards
-        self._gone = True
+        self._gone, self._closed = True, False
 
     @classmethod
     async def start(
@@ -240,11 +240,11 @@ class Launcher:
         except TimeoutError:
             record = _failure(f"no answer within {READY_SECONDS:.0f} s")
         except BaseException:
-            await self.close()
+            await self._end()
             raise
         if failed := record.get("failed"):
             word = "launcher" if self._gone and failed["step"] == "launcher" else "setup"  # else it said what failed
-            await self.close()
+            await self._end()
             raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
 
     def _receive(self) -> None:
@@ -371,8 +371,10 @@ class Launcher:
     async def _revive(self) -> None:
         if self._gone:
             async with self._sending:
+                if self._closed:
+                    raise SandboxError("launcher", "the launcher was closed")
                 if self._gone:
-                    await self.close()
+                    await self._end()
                     await self._launch()
 
     async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
@@ -423,7 +425,11 @@ class Launcher:
         raise SandboxError("idmap", why, "trees", code)
 
     async def close(self) -> None:
-        """End the launcher and with it every agent; returns when the processes are gone."""
+        """End the launcher for good and with it every agent; returns when the processes are gone."""
+        self._closed = True
+        await self._end()
+
+    async def _end(self) -> None:
         self._lost()
         self._requests.close()  # the launcher exits, Linux ends its pid namespace, then holder and starter follow
         try:
