@@ -13,7 +13,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import crowd, egress, ending, journal, kernel, memory, rate, spawn  # noqa: E402 (the path is set above)
+from benchmarks import (  # noqa: E402 (the path is set above)
+    authority,
+    crowd,
+    egress,
+    ending,
+    gate,
+    journal,
+    kernel,
+    memory,
+    policy,
+    rate,
+    spawn,
+)
 from benchmarks.measure import Report  # noqa: E402
 
 from agent_os.sandbox.spawner import SandboxError  # noqa: E402
@@ -27,6 +39,9 @@ BENCHMARKS = {
     "ending": ending.run,
     "journal": journal.run,
     "kernel": kernel.run,
+    "authority": authority.run,
+    "policy": policy.run,
+    "gate": gate.run,
 }
 
 

@@ -6,6 +6,7 @@ Lines are appended as they come, so that a run that is cut off still counts for 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ _REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT
 def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:
     if not _REPORT:
         return
-    line: dict[str, str] = {"outcome": outcome, "test": report.nodeid}
+    line: dict[str, Any] = {"outcome": outcome, "test": report.nodeid, "seconds": getattr(report, "duration", 0.0)}
     if outcome == "skipped":
         # A skip's longrepr is (file, line, reason); an expected failure keeps its reason in `wasxfail`.
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")

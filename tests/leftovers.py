@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserve", "keys", "anchor")
-_LASTING = {*_JOURNAL, "lock", "logs", "work", "run", "tmp"}
+_LASTING = {*_JOURNAL, "lock", "logs", "work", "run", "tmp", "secrets"}
 
 
 def adopt_orphans() -> None:

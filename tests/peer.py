@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from agent_os.abi import frames
+from agent_os.abi.entries import Kind
 from agent_os.abi.frames import Call, Hello, Splitter
 from agent_os.abi.states import Incarnation
 from agent_os.abi.syscalls import BY_REQUEST, Body
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.authority import capability
 from agent_os.kernel.boot import boot
+from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.table import Agent
 
@@ -110,6 +112,9 @@ async def agent(
     row = kernel.table.admit(name, "native", **facts)
     for text in caps:
         row.holdings.grant(capability.parse(text), "test")
+    if row.id not in dict(kernel.authority.labels):  # a later life goes on with what the first began with
+        began = Draft("kernel", Kind.STATE)
+        await kernel.journal.record(began, puts=kernel.authority.begin(row.id, row.parent))
     row.become(Incarnation.RUNNING)
     await kernel.adopt(row, ours)
     return row, theirs

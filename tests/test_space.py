@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import agent_os
-from agent_os import AgentKernelPanic, AgentRuntime, AgentSignal, AgentVFS, KernelSpace
-from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EISOLATION, EPERM, ESRCH
+from agent_os import AgentKernelPanic, AgentRuntime, AgentSignal, AgentVFS, CapabilityManager, KernelSpace
+from agent_os.abi.entries import Kind, Verdict
+from agent_os.abi.errors import EACCES, EAPPROVAL, EINVAL, EISOLATION, EPERM, EPOLICY, ESRCH
 
 QUICK_START = """
 from agent_os import KernelSpace, AgentSignal, AgentVFS
@@ -184,6 +184,42 @@ def test_the_file_view_works_on_a_context_and_alone() -> None:
     asyncio.run(main())
 
 
+def test_the_capability_view_grants_checks_revokes_and_tells() -> None:
+    async def main() -> None:
+        async with KernelSpace() as kernel:
+            manager, ctx = CapabilityManager(kernel), kernel.create_agent_context("a")
+            kernel.create_agent_context("b")
+            with pytest.raises(EPERM):
+                await ctx.write("/mem/episodic/x", "y", mode="create")
+            assert not manager.check("a", "mem:/mem/episodic/x:write")
+            token = manager.grant("a", "mem:/mem/episodic/*:read,write")
+            assert manager.check("a", "mem:/mem/episodic/x:read,write")
+            assert not manager.check("a", "mem:/mem/episodic/x:delete")
+            assert not manager.check("b", "mem:/mem/episodic/x:read")
+            await ctx.write("/mem/episodic/x", "y", mode="create")
+            with pytest.raises(EPERM):
+                await manager.revoke("b", token)
+            await manager.revoke("a", token)
+            assert not manager.check("a", "mem:/mem/episodic/x:read")
+            with pytest.raises(EACCES, match="revoked"):
+                await ctx.read("/mem/episodic/x")
+            manager.grant("a", "tool:x:call")
+            await manager.revoke("a", "capability://tool/x?action=call")
+            assert not manager.check("a", "tool:x:call")
+            told = [(one.kind, one.handle == token, one.allowed) for one in manager.audit("a")]
+            assert told[:5] == [
+                ("decision", False, False),
+                ("grant", True, True),
+                ("outcome", True, True),
+                ("revoke", True, True),
+                ("decision", False, False),
+            ]
+            with pytest.raises(EINVAL, match="more than one"):
+                manager.check("a", "mem:/mem/**:read")
+
+    asyncio.run(main())
+
+
 @pytest.mark.integration
 def test_the_runtime_view_acts_on_isolated_agents(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
@@ -209,6 +245,95 @@ def test_the_runtime_view_acts_on_isolated_agents(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+FORBIDDEN = """
+version = 1
+default = "capability"
+mode = "strict"
+
+[[rule]]
+id = "no-diary"
+effect = "forbid"
+what = ["mem:/mem/working/diary:read,write"]
+
+[[rule]]
+id = "careful"
+effect = "ask"
+what = ["mem:/mem/working/ledger:write"]
+"""
+
+
+def test_what_a_rule_forbids_is_the_last_that_a_context_does(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(FORBIDDEN)
+
+    async def main() -> None:
+        async with KernelSpace(tmp_path) as kernel:
+            ctx, other = kernel.create_agent_context("a"), kernel.create_agent_context("b")
+            await ctx.write("/mem/working/x", "1")
+            with pytest.raises(EPOLICY, match="no-diary"):
+                await ctx.write("/mem/working/diary", "1")
+            for _ in range(2):
+                with pytest.raises(AgentKernelPanic, match="no-diary"):
+                    await ctx.write("/mem/working/x", "2")
+            await other.write("/mem/working/x", "1")  # it alone
+            ended = await kernel.wait("a")
+            assert (ended["state"], "no-diary" in ended["reason"]) == ("failed", True)
+            with pytest.raises(EPERM, match="quarantined"):
+                kernel.create_agent_context("a")
+            told = [(Kind(entry.kind), entry.verdict, entry.rule) for entry, _ in kernel.journal.scan("default/a", 1)]
+            assert (Kind.DECISION, Verdict.FORBID, "no-diary") in told
+            assert [kind for kind, _, _ in told[-3:]] == [Kind.SIGNAL, Kind.STATE, Kind.EXIT]
+
+    asyncio.run(main())
+
+
+def test_what_must_be_asked_about_is_refused_where_nobody_can_answer(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(FORBIDDEN)
+
+    async def main() -> None:
+        async with KernelSpace(tmp_path) as kernel:
+            ctx = kernel.create_agent_context("a")
+            with pytest.raises(EAPPROVAL, match="nobody can be asked"):
+                await ctx.write("/mem/working/ledger", "1")
+            await ctx.write("/mem/working/x", "1")
+
+    asyncio.run(main())
+
+
 def test_every_public_name_resolves() -> None:
     for name in agent_os.__all__:
         assert getattr(agent_os, name) is not None
+
+
+def test_a_context_holds_nothing_of_who_had_its_name_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        for end in (True, False):
+            async with KernelSpace(tmp_path) as kernel:
+                ctx = kernel.create_agent_context("a", caps=["mem:/mem/semantic/**:write"])
+                await ctx.write("/mem/semantic/x", "1")
+                if end:
+                    ctx.signals.signal(AgentSignal.SIGKILL)
+                    again = kernel.create_agent_context("a")
+                    with pytest.raises(EPERM):
+                        await again.write("/mem/semantic/x", "2")
+            async with KernelSpace(tmp_path) as kernel:  # the program ended without a word
+                ctx = kernel.create_agent_context("a")
+                with pytest.raises(EPERM):
+                    await ctx.write("/mem/semantic/x", "2")
+                await ctx.write("/mem/working/x", "2")
+
+    asyncio.run(main())
+
+
+def test_what_a_manager_grants_and_takes_back_is_on_the_record_as_an_operators_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with KernelSpace(tmp_path) as kernel:
+            manager, ctx = CapabilityManager(kernel), kernel.create_agent_context("a")
+            token = manager.grant("a", "mem:/mem/semantic/**:write")
+            await ctx.write("/mem/semantic/x", "1")
+            await manager.revoke("a", token)
+            with pytest.raises(EACCES):
+                await ctx.write("/mem/semantic/x", "2")
+            told = [(one.kind, one.handle) for one in manager.audit("a") if one.kind in ("grant", "revoke")]
+            assert told == [("grant", token), ("revoke", token)]
+
+    asyncio.run(main())

@@ -1,4 +1,5 @@
-"""A hostile agent. Tries to steal, phone home, hurt a neighbour and break out; prints what worked as JSON.
+"""A hostile agent. Tries to steal, phone home, hurt a neighbour, break out and leave its loot at a drop; prints what
+became of each as JSON.
 
 Its targets come as arguments and belong to the demo, so it can be run outside the sandbox as the control.
 """
@@ -9,6 +10,8 @@ import pathlib
 import signal
 import socket
 import sys
+import time
+import urllib.request
 
 
 def steal(secret: str) -> None:
@@ -28,22 +31,34 @@ def break_out(folder: str) -> None:
     pathlib.Path(folder, "burglar-was-here").write_text("hello")
 
 
+def drop(port: str) -> None:
+    """It does not take no for an answer."""
+    for _ in range(100):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/drop", data=b"loot", timeout=5).close()
+            return
+        except OSError as refusal:
+            problem = refusal
+            time.sleep(0.1)
+    raise problem
+
+
 def main() -> None:
-    secret, port, neighbour, folder = sys.argv[1:]
+    secret, port, neighbour, folder, box = sys.argv[1:]
     attempts = {
         "read the planted secret": lambda: steal(secret),
         "dial out": lambda: phone_home(port),
         "signal a neighbour": lambda: hurt(neighbour),
         "write outside its folder": lambda: break_out(folder),
+        "leave the loot at the drop": lambda: drop(box),
     }
-    results = {}
     for name, attempt in attempts.items():
         try:
             attempt()
-            results[name] = "succeeded"
+            result = "succeeded"
         except OSError as refusal:
-            results[name] = f"refused: {refusal.strerror or refusal}"
-    print(json.dumps(results))
+            result = f"refused: {refusal.strerror or refusal}"
+        print(json.dumps([name, result]), flush=True)
 
 
 main()

@@ -2,7 +2,7 @@
 
 from agent_os import Context, agent
 
-LINES = 1000
+LINES = 300
 
 
 @agent

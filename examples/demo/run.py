@@ -7,13 +7,17 @@ State is kept in `$AGENT_OS_HOME`; the agents work in `.cache/demo`.
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -48,7 +52,7 @@ def shown(name: str, show: Callable[[], str]) -> str:
         return f"shown    {show()}"
     except Skipped as reason:
         return f"skipped: {reason}"
-    except NotShown as problem:
+    except (NotShown, subprocess.TimeoutExpired) as problem:
         return f"FAILED   {problem}"
 
 
@@ -89,37 +93,110 @@ def guest() -> str:
 
 
 def burglar() -> str:
-    """Everything it tries is refused inside; the same script outside succeeds, so the attempts are real."""
+    """Everything it tries is refused inside; the same script outside succeeds, so the attempts are real. The last one
+    is forbidden by a rule: that ends it."""
     project = stage("burglar")
+    rules(project, "burglar.toml")
     secret = STAGE / "secret.txt"
     secret.write_text("the vault code is 4711\n")
     secret.chmod(0o600)
     script = STAGE / "burglar.py"
     shutil.copy(HERE / "burglar.py", script)
     outside = stage("outside")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, dropbox() as (box, left):
         listener.setblocking(False)
         neighbour = subprocess.Popen(["sleep", "600"])
-        targets = [str(secret), str(listener.getsockname()[1]), str(neighbour.pid), str(outside)]
+        targets = [str(secret), str(listener.getsockname()[1]), str(neighbour.pid), str(outside), str(box)]
         try:
-            done = agentctl("run", "--mount", str(script), "--", "python3", str(script), *targets, cwd=project)
-            inside = json.loads(done.stdout or "{}")
+            net = ("--net", f"127.0.0.1:{box}")  # even what its operator opened for it
+            done = agentctl("run", *net, "--mount", str(script), "--", "python3", str(script), *targets, cwd=project)
+            inside = attempts(done.stdout)
             require(neighbour.poll() is None, "the neighbour was hurt")
             require(not any(outside.iterdir()), "it wrote outside its folder")
             require(not dialled(listener), "it reached the listener")
+            require(not left, "it left something at the drop")
             print("control: the same script without the sandbox")
             control = subprocess.run(["python3", script, *targets], cwd=project, capture_output=True, text=True)
             print(control.stderr, end="")
-            free = json.loads(control.stdout or "{}")
+            free = attempts(control.stdout)
+            require(bool(left), "the drop is never open")
         finally:
             neighbour.kill()
             neighbour.wait()
     for name in free:
-        print(f"  {name:<26} inside {inside.get(name, 'not tried')!r:<45} outside {free[name]!r}")
-    require(len(free) == 4 and all(result == "succeeded" for result in free.values()), f"the control failed: {free}")
-    require(inside.keys() == free.keys(), "not everything was tried inside")
+        print(f"  {name:<26} inside {inside.get(name, 'killed')!r:<45} outside {free[name]!r}")
+    require(len(free) == 5 and all(result == "succeeded" for result in free.values()), f"the control failed: {free}")
+    require(list(free)[:4] == list(inside)[:4], f"inside it told of {list(inside)}")
     require(all(result.startswith("refused") for result in inside.values()), f"something got through: {inside}")
-    return "4 attempts, none succeeded; all 4 succeed without the sandbox"
+    quarantined(project, done)
+    return "4 attempts refused, the 5th forbidden: killed and quarantined; all 5 succeed without the sandbox"
+
+
+def quarantined(project: Path, done: "subprocess.CompletedProcess[str]") -> None:
+    """It was killed for a violation, and stays away until an operator lets it come back."""
+    require(done.returncode == 137, f"the burglar ended {done.returncode}, and not by SIGKILL")
+    require("no-drop" in done.stderr, "its end does not name the rule")
+    name = next(line.split()[0] for line in done.stderr.splitlines() if "isolation" in line)
+    again = agentctl("run", "--name", name, "--", "true", cwd=project)
+    require(again.returncode == 125 and "quarantined" in again.stderr, f"it came back: {again.returncode}")
+    released = agentctl("release", name, "--reason", "the demo is over", cwd=project)
+    require(released.returncode == 0, "it cannot be released")
+
+
+def deployer() -> str:
+    """Rules ask about two of its acts. The demo approves one, as you would; nobody answers the other: denied."""
+    project = stage("deployer")
+    rules(project, "deployer.toml")
+    shutil.copy(HERE / "deployer.py", project)
+    (project / "data").mkdir()
+    (project / "data" / "orders").write_text("a thousand orders\n")
+    begun = time.monotonic()
+    with started("deployer.py:deployer", cwd=project) as agent:
+        first = question(project, agent, begun, "project:production")
+        agentctl("approvals", cwd=project)
+        approved = agentctl("approve", first, cwd=project, together=True)
+        require(approved.returncode == 0, "the approval was not taken")
+        question(project, agent, begun, "project:data")
+        agentctl("approvals", cwd=project)
+        print("(nobody answers)", flush=True)
+        out, told = agent.communicate(timeout=60)
+    print(out + told, end="", flush=True)
+    require(agent.returncode == 0, f"it ended {agent.returncode}")
+    outcomes = json.loads(out.splitlines()[-1])
+    wanted = {"staging": "done", "production": "done", "data": "expired"}
+    require(outcomes == wanted, f"the outcomes are {outcomes}")
+    agentctl("commit", "--allow-protected", cwd=project)  # a rule asks about it, so without that word it is held back
+    shop = project / "production" / "shop"
+    require(shop.is_file() and shop.read_text() == "release 2\n", "what was approved did not happen, or not once")
+    require((project / "data" / "orders").exists(), "what nobody approved happened")
+    return "asked twice: 1 approved and done once, 1 expired and never done"
+
+
+def question(project: Path, agent: "subprocess.Popen[str]", begun: float, rule: str) -> str:
+    """The number of what waits for a person because of this rule, as soon as it does."""
+    for _ in range(100):
+        asked = agentctl("approvals", "--all", "-o", "json", cwd=project, quiet=True)
+        rows = json.loads(asked.stdout)["approvals"] if asked.returncode == 0 else []
+        for row in rows:
+            if rule in row["rules"] and row["seconds"] < time.monotonic() - begun:  # older ones are of earlier runs
+                return row["id"]
+        require(agent.poll() is None, f"it ended without asking about {rule}")
+        time.sleep(0.1)
+    raise NotShown(f"nobody was asked about {rule}")
+
+
+def spender() -> str:
+    """Ten children have the same purse, and together get what is in it."""
+    project = stage("spender")
+    shutil.copy(HERE / "spender.py", project)
+    purse = "mem:/mem/semantic/**:write{count:20}"
+    done = agentctl("run", "--cap", "agent:spawn", "--cap", purse, "spender.py:spender", cwd=project)
+    require(done.returncode == 0, f"it ended {done.returncode}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    require(result["bought"] == 20, f"{result['bought']} were bought")
+    require(result["wanted"] == 50 and len(result["each"]) == 10, "not everybody tried")
+    require("EBUDGET" in result["then"], "nobody was refused")
+    return "10 children wanted 50 with a purse of 20: 20 bought, then EBUDGET"
 
 
 def crasher() -> str:
@@ -128,7 +205,7 @@ def crasher() -> str:
         recovered = crash()
         print(f"kill {attempt}: {recovered} effect{'' if recovered == 1 else 's'} had begun without a recorded outcome")
         if recovered:
-            return "kernel killed with an effect under way; 1,000 lines, each written once"
+            return "kernel killed with an effect under way; 300 lines, each written once"
     raise NotShown("no kill fell into an effect")
 
 
@@ -136,18 +213,18 @@ def crash() -> int:
     """One run with a kill in the middle: how many effects recovery had to settle."""
     project = stage("crasher")
     shutil.copy(HERE / "crasher.py", project)
-    print("$ agentctl run crasher.py:crasher", flush=True)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    agent = subprocess.Popen([*AGENTCTL, "run", "crasher.py:crasher"], cwd=project, stdin=subprocess.DEVNULL, **pipes)
-    assert agent.stdout
-    agent.stdout.readline()
-    kernel = json.loads(agentctl("status", "-o", "json", cwd=project, quiet=True).stdout)["pid"]
-    for line in agent.stdout:
-        if int(line) >= 300:
-            break
-    print(f"$ kill -9 {kernel}", flush=True)
-    os.kill(kernel, signal.SIGKILL)
-    _, told = agent.communicate(timeout=60)
+    with started("crasher.py:crasher", cwd=project) as agent:
+        assert agent.stdout
+        agent.stdout.readline()
+        status = agentctl("status", "-o", "json", cwd=project, quiet=True)
+        require(status.returncode == 0, f"it does not run: {status.stderr.strip()}")
+        kernel = json.loads(status.stdout)["pid"]
+        for line in agent.stdout:
+            if int(line) >= 100:
+                break
+        print(f"$ kill -9 {kernel}", flush=True)
+        os.kill(kernel, signal.SIGKILL)
+        _, told = agent.communicate(timeout=60)
     said = [line for line in told.splitlines() if "goes on from its record" in line]
     require(agent.returncode == 0, f"it ended {agent.returncode}: {told.strip()}")
     require(bool(said), f"it did not go on: {told.strip()}")
@@ -155,7 +232,7 @@ def crash() -> int:
     name = said[0].split()[0]
     agentctl("commit", name, cwd=project, quiet=True)
     lines = (project / "ledger.txt").read_text().split()
-    require(lines == [str(number) for number in range(1, 1001)], f"the ledger has {len(lines)} lines: {lines[:120]}…")
+    require(lines == [str(number) for number in range(1, 301)], f"the ledger has {len(lines)} lines: {lines[:120]}…")
     verified = agentctl("audit", "verify", cwd=project)
     require(verified.returncode == 0, "the record does not verify")
     events = agentctl("events", "--agent", name, "--cursor", "0", "-o", "json", cwd=project, quiet=True).stdout
@@ -195,12 +272,59 @@ def foreground() -> Iterator[None]:
         os.tcsetpgrp(0, before)
 
 
-def agentctl(*words: str, cwd: Path, quiet: bool = False) -> "subprocess.CompletedProcess[str]":
+@contextmanager
+def started(*words: str, cwd: Path) -> "Iterator[subprocess.Popen[str]]":
+    """An agent under way; gone when this is left, however."""
+    print(f"$ agentctl run {shlex.join(words)}", flush=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    agent = subprocess.Popen([*AGENTCTL, "run", *words], cwd=cwd, stdin=subprocess.DEVNULL, **pipes)
+    try:
+        yield agent
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+@contextmanager
+def dropbox() -> Iterator[tuple[int, list[bytes]]]:
+    """A server that takes what is posted to it: its port, and what was left there so far."""
+    left: list[bytes] = []
+
+    class Box(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            left.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Box) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1], left
+        finally:
+            server.shutdown()
+
+
+def attempts(told: str) -> dict[str, str]:
+    """What the burglar says of each attempt, one a line."""
+    return dict(json.loads(line) for line in told.splitlines())
+
+
+def rules(project: Path, name: str) -> None:
+    """Rules as a project brings them. They can only narrow what its agents may."""
+    (project / ".agents").mkdir()
+    shutil.copy(HERE / name, project / ".agents" / "policy.toml")
+
+
+def agentctl(*words: str, cwd: Path, quiet: bool = False, together: bool = False) -> "subprocess.CompletedProcess[str]":
+    """`together`: both streams as one, in the order in which a person sees them."""
     if not quiet:
-        print("$ agentctl " + " ".join(words), flush=True)
-    done = subprocess.run([*AGENTCTL, *words], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        print(f"$ agentctl {shlex.join(words)}", flush=True)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if together else subprocess.PIPE, "text": True}
+    done = subprocess.run([*AGENTCTL, *words], cwd=cwd, stdin=subprocess.DEVNULL, **streams)
     if not quiet:
-        print(done.stdout + done.stderr, end="", flush=True)
+        print(done.stdout + (done.stderr or ""), end="", flush=True)
     return done
 
 
@@ -229,7 +353,14 @@ def require(true: bool, problem: str) -> None:
         raise NotShown(problem)
 
 
-DEMO: dict[str, Callable[[], str]] = {"doctor": doctor, "guest": guest, "burglar": burglar, "crasher": crasher}
+DEMO: dict[str, Callable[[], str]] = {
+    "doctor": doctor,
+    "guest": guest,
+    "burglar": burglar,
+    "deployer": deployer,
+    "spender": spender,
+    "crasher": crasher,
+}
 
 if __name__ == "__main__":
     try:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agent_os.abi.failures import AgentFailure
     from agent_os.abi.signals import AgentSignal
     from agent_os.kernel.vfs.view import AgentVFS
-    from agent_os.space import AgentContext, AgentRuntime, KernelSpace
+    from agent_os.space import AgentContext, AgentRuntime, CapabilityManager, KernelSpace
     from agent_os.userland.agent import agent
     from agent_os.userland.context import Context
 
@@ -25,6 +25,7 @@ _HOMES = {
     "AgentRuntime": "agent_os.space",
     "AgentSignal": "agent_os.abi.signals",
     "AgentVFS": "agent_os.kernel.vfs.view",
+    "CapabilityManager": "agent_os.space",
     "Context": "agent_os.userland.context",
     "FailureSeverity": "agent_os.abi.errors",
     "KernelSpace": "agent_os.space",
@@ -39,6 +40,7 @@ __all__ = [
     "AgentRuntime",
     "AgentSignal",
     "AgentVFS",
+    "CapabilityManager",
     "Context",
     "FailureSeverity",
     "KernelSpace",

@@ -116,7 +116,7 @@ class _Say:
 async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     """The kernel's life: boot, serve, end."""
     began = time.monotonic()
-    _allow_descriptors()
+    _set_limits()
     loop = asyncio.get_running_loop()
     store = _store(home)
     kernel = await boot(store=store, home=home, auto=auto, env=dict(os.environ))
@@ -206,11 +206,13 @@ def _unlink(where: Path) -> None:
         where.unlink()
 
 
-def _allow_descriptors() -> None:
-    """As many as we may have. Linux holds what other agents of this user have in flight between sockets against it, and
-    the usual soft limit is hardly more than one agent's."""
+def _set_limits() -> None:
+    """As many descriptors as we may have. Linux holds what other agents of this user have in flight between sockets
+    against it, and the usual soft limit is hardly more than one agent's. And no picture of our memory on any disk: it
+    holds the operator's secrets."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 async def examine() -> tuple[str, list[probe.Check]]:

@@ -11,28 +11,32 @@ import sys
 from collections.abc import AsyncIterable, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EINVAL, EISOLATION, ESRCH, AgentKernelPanic, AgentOSError
+from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, EPERM, ESRCH, AgentKernelPanic, AgentOSError
 from agent_os.abi.frames import Welcome
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
-from agent_os.abi.syscalls import BY_REQUEST, Body
+from agent_os.abi.syscalls import BY_NUMBER, BY_REQUEST, Body
+from agent_os.drivers.store import Put
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.authority import capability
-from agent_os.kernel.calls import Asked
+from agent_os.kernel.authority.capability import parse
+from agent_os.kernel.calls import Asked, Need
+from agent_os.kernel.governing import current
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.passing import QUARANTINE
 from agent_os.kernel.signals import KERNEL
 from agent_os.kernel.table import Agent, Ended, Row, shown
 from agent_os.userland.context import Context
 from agent_os.userland.places import Places
 
+_HOST = "host"  # who acts, where the program around the kernel does
 _decode = msgspec.msgpack.Decoder().decode
 
 
@@ -44,23 +48,29 @@ class KernelSpace:
         if self._home:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = SqliteStore(self._home / "journal.db" if self._home else None)
-        self._kernel = Kernel(store, Journal.open(store, home=self._home), home=self._home, env=os.environ)
+        journal, policy = Journal.open(store, home=self._home), current(self._home)
+        # There is no door at which a person could answer, so what must be asked about is refused.
+        self._kernel = Kernel(store, journal, home=self._home, env=os.environ, policy=policy, anybody=False)
         about = frames.encode_body({"pid": os.getpid(), "embedded": True})
         self._kernel.journal.put_now(Draft("kernel", Kind.BOOT, body=about), sync=True)
+        self._kernel.journal.put_now(self._kernel.governing.at_boot(), sync=True)
         self._contexts: dict[str, AgentContext] = {}
         self._place: TemporaryDirectory[str] | None = None
 
     def create_agent_context(self, name: str, *, caps: tuple[str, ...] | list[str] = ()) -> "AgentContext":
         """A context for your own code, in this process. It holds what every agent holds, and `caps`."""
         kernel = self._kernel
-        wanted = [capability.parse(text) for text in caps]
+        wanted = [parse(text) for text in caps]
         agent = kernel.table.admit(name, "context", isolation="none")
         kernel.check_admission(agent.id)
         told = frames.encode_body({"kind": "context", "caps": list(caps)})
         draft = Draft(agent.id, Kind.SPAWN, agent.incarnation, isolation="none", body=told)
-        kernel.journal.put_now(draft, sync=True, puts=kernel.table.puts(agent))
+        stale = kernel.authority.anew(agent.id)  # of a program that ended without a word
+        agent.holdings = kernel.authority.holdings(agent.id)
         for one in wanted:
             agent.holdings.grant(one, "operator")
+        puts = [*kernel.table.puts(agent), *stale, *kernel.authority.begin(agent.id, None)]
+        kernel.journal.put_now(draft, sync=True, puts=puts)
         kernel.furnish(agent)
         agent.become(Incarnation.RUNNING)
         context = self._contexts[agent.id] = AgentContext(kernel, agent)
@@ -173,20 +183,22 @@ class ContextSignals:
             case AgentSignal.SIGPOLICY | AgentSignal.SIGTRUST:
                 agent.quarantined = True
                 agent.holdings.revoke_all()
-                self._line.panic = AgentKernelPanic(f"{signal.name}: {value or 'violation'}", agent.id)
-                self._end(Ended(ExitClass.POLICY, -1, signal.name))
+                why = f"{signal.name}: {value or 'violation'}"
+                self._line.panic = AgentKernelPanic(why, agent.id)
+                self._end(Ended(ExitClass.POLICY, -1, signal.name), Put(QUARANTINE, agent.id, why.encode()))
             case AgentSignal.SIGSTOP | AgentSignal.SIGCONT:
                 pass
             case _:
                 if self._line.pushed:
                     self._line.pushed("signal", said)
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: Ended, *puts: Put) -> None:
         agent = self._agent
         agent.exit, agent.life = ended, Incarnation.EXITED
         agent.clock.go_on()
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": None}
-        self._kernel.journal.put_now(Draft(agent.id, Kind.EXIT, agent.incarnation, body=frames.encode_body(told)))
+        draft = Draft(agent.id, Kind.EXIT, agent.incarnation, body=frames.encode_body(told))
+        self._kernel.journal.put_now(draft, puts=[*puts, *self._kernel.authority.end(agent.id)])
 
 
 class _InProcess:
@@ -214,6 +226,9 @@ class _InProcess:
         agent, loop = self._agent, asyncio.get_running_loop()
         if not agent.clock.awake.is_set():
             await agent.clock.awake.wait()
+        if agent.quarantined and not self.panic:
+            said = self._kernel.store.get(QUARANTINE, agent.id) or b"a violation"
+            self.panic = AgentKernelPanic(said.decode(), agent.id)
         if self.panic:
             raise self.panic
         if agent.exit:
@@ -302,3 +317,66 @@ class AgentRuntime:
             if agent_id in (row.name, row.id):
                 return row
         raise ESRCH("agent.unknown", f"there is no agent {agent_id!r}")
+
+
+class AccessLog(NamedTuple):
+    """One line of an agent's record: what it did, was refused or was given."""
+
+    seq: int
+    wall_ns: int
+    kind: str  # result, intent, outcome, decision, connect, grant, revoke
+    call: str  # the syscall; empty where it was none
+    handle: int  # of the capability that it rested on; 0: none
+    allowed: bool
+
+
+class CapabilityManager:
+    """The capability manager of the first design, as a view of a kernel: grant, revoke, check, audit. It decides about
+    capabilities only; whether a rule forbids what somebody holds is the policy's to say."""
+
+    _AUDITED = (Kind.RESULT, Kind.INTENT, Kind.OUTCOME, Kind.DECISION, Kind.CONNECT, Kind.GRANT, Kind.REVOKE)
+
+    def __init__(self, kernel: KernelSpace) -> None:
+        self._kernel = kernel._kernel  # pyright: ignore[reportPrivateUsage]
+
+    def grant(self, agent_id: str, capability: str) -> int:
+        """As the operator. The token is a number that means something only to this agent."""
+        agent = self._kernel.table.find_alive(agent_id)
+        return self._kernel.authority.grant_now(agent.id, parse(capability), _HOST).id
+
+    async def revoke(self, agent_id: str, capability: str | int) -> None:
+        """By its token or its text. When this returns nothing derived from it can be used; what it opened is closed."""
+        agent = self._kernel.table.find(agent_id)
+        wanted = capability if isinstance(capability, int) else parse(capability)
+        found = [one for one in agent.holdings if wanted in (one.id, one.capability)]
+        if not found:
+            raise EPERM("cap.missing", f"{agent.name} holds no capability {capability}")
+        await self._kernel.authority.revoke(found, _HOST)
+
+    def check(self, agent_id: str, action: str) -> bool:
+        """Whether it may do one thing, written as the capability for exactly that: `file:/data/x:read`."""
+        asked = parse(action)
+        target = asked.target.exact or ("*" if asked.kind in ("agent", "shell") else None)
+        if target is None:
+            raise EINVAL("cap.pattern", f"{action!r} is more than one thing", hint="name one target, without a star")
+        agent = self._kernel.table.find(agent_id)
+        try:
+            agent.holdings.find([Need(asked.kind, one, target) for one in sorted(asked.actions)])
+        except (EPERM, EACCES):
+            return False
+        return True
+
+    def audit(self, agent_id: str) -> list[AccessLog]:
+        agent = self._kernel.table.find(agent_id)
+        return [
+            AccessLog(
+                entry.seq,
+                entry.wall_ns,
+                Kind(entry.kind).name.lower(),
+                BY_NUMBER[entry.op].name if entry.op in BY_NUMBER else "",
+                entry.handle,
+                entry.kind != Kind.DECISION,
+            )
+            for entry, _ in self._kernel.journal.scan(agent.id)
+            if entry.kind in self._AUDITED
+        ]

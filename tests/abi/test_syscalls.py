@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body, Syscall
-from agent_os.kernel import auditing, operator, syscalls
+from agent_os.kernel import asking, auditing, granting, operator, rules, safe, syscalls
 
+OPERATORS = (operator, auditing, safe, asking, granting, rules)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,13 +27,13 @@ def test_names_tell_whose_a_call_is() -> None:
 
 
 def test_every_number_is_understood_by_exactly_one_function() -> None:
-    understood = [*syscalls.PREPARE, *operator.PREPARE, *auditing.PREPARE]
+    understood = [number for part in (syscalls, *OPERATORS) for number in part.PREPARE]
     assert sorted(understood) == sorted(BY_NUMBER)
 
 
 def test_agents_calls_and_operators_operations_are_apart() -> None:
     assert all(number < FIRST_OPERATOR for number in syscalls.PREPARE)
-    assert all(number >= FIRST_OPERATOR for number in (*operator.PREPARE, *auditing.PREPARE))
+    assert all(number >= FIRST_OPERATOR for part in OPERATORS for number in part.PREPARE)
 
 
 def test_what_comes_later_is_not_there_yet() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -79,9 +80,23 @@ class Desk:
         self.good("run", "--detach", "--name", name, "worker.py:worker")
         until(lambda: "SYS_SLEEP" in self.ask("events", "--agent", name).out)
 
+    def kill_kernel(self) -> None:
+        """kill -9, in the middle of whatever it does."""
+        pid = self.good("status", "--json").json["pid"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: ended(pid))
+
     @property
     def journal(self) -> Path:
         return self.home / "journal.db"
+
+
+def ended(pid: int) -> bool:
+    """A zombie does nothing any more; it waits for somebody to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -1,6 +1,5 @@
 """`agentctl audit` against a real kernel, without one, and against a log that somebody changed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -11,15 +10,6 @@ from cli.desk import Desk
 from journals import opened, result
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("desk"))
-    desk.up()
-    desk.start("worker")
-    yield desk
-    desk.down()
 
 
 def test_tail_shows_the_newest_entries(desk: Desk) -> None:

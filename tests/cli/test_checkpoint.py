@@ -1,21 +1,10 @@
 """`agentctl checkpoint`, `replay`, `resolve` with real agents."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from cli.desk import AGENT, Desk
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("desk"))
-    desk.up()
-    desk.start("worker")
-    yield desk
-    desk.down()
 
 
 def test_a_checkpoint_is_taken_by_the_agent_and_told(desk: Desk) -> None:

@@ -1,22 +1,12 @@
 """`agentctl events`, `trace` and `inspect`: what happened, as people and programs read it."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from cli.desk import SECONDS, Desk
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("desk"))
-    desk.up()
-    desk.start("worker")
-    yield desk
-    desk.down()
 
 
 def test_events_show_who_did_what(desk: Desk) -> None:
@@ -93,3 +83,19 @@ def test_inspect_shows_everything_of_one_agent(desk: Desk) -> None:
     assert "mem:/mem/working/**" in said
     told = desk.good("inspect", "worker", "-o", "json").json
     assert (told["kind"], told["state"], told["parked"]) == ("native", "running", [])
+
+
+def test_recorded_calls_are_what_policy_diff_decides_again(desk: Desk) -> None:
+    calls, rules = desk.project / "calls.jsonl", desk.project / "new.toml"
+    calls.write_text(desk.good("events", "--calls").out)
+    rules.write_text(
+        'version = 1\ndefault = "capability"\n\n'
+        '[[rule]]\nid = "no-out"\neffect = "forbid"\nwhat = ["file:/work/out.txt:write"]\n'
+    )
+    said = desk.good("policy", "diff", rules, "--calls", calls)
+    (row,) = [line.split() for line in said.out.splitlines()[1:]]
+    assert row[1:] == ["worker", "file:/work/out.txt:write", "allow", "→", "forbid", "kill", "(no-out)"]
+    assert f"{len(calls.read_text().splitlines())} calls decided again, 1 otherwise" in said.err
+    assert desk.good("policy", "diff", rules, rules, "--calls", calls).out == ""
+    last = desk.good("events", "--calls", "-n", "0").out
+    assert last == ""

@@ -140,6 +140,15 @@ def test_a_verbs_return_value_is_the_exit_code(verb):
     assert cli.main(["probe"]) == 0
 
 
+@pytest.mark.parametrize("group", ["cap", "policy", "secrets"])
+def test_a_group_by_itself_shows_its_verbs_line_by_line(group, capsys):
+    assert cli.main([group]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"Usage: agentctl {group}")
+    assert len(said.out.splitlines()) > 8
+    assert said.err == ""
+
+
 def test_an_interrupt_ends_with_130(verb):
     def interrupt(output):
         raise KeyboardInterrupt

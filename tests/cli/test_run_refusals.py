@@ -43,6 +43,7 @@ BAD = {
     "net has a space": (["--net", "a b"], ["not a host name"], "example.com"),
     "net has no such port": (["--net", "example.org:99999"], ["not a port"], "example.com:8443"),
     "net is empty text": (["--net", ""], ["empty"], "example.com"),
+    "cap is the host's own": (["--cap", "http:127.0.0.1:get"], ["port by port"], "--net 127.0.0.1:PORT"),
     "env without a name": (["--env", "=x"], ["no name of a variable"], "--env NAME=VALUE"),
     "env with a bad name": (["--env", "1X=2"], ["'1X'"], "--env NAME=VALUE"),
     "env that is not set": (["--env", "NOT_SET_AT_ALL"], ["not set here"], "--env NOT_SET_AT_ALL=VALUE"),
@@ -94,6 +95,7 @@ def test_a_missing_command_is_told_with_an_example(machine: Machine) -> None:
     [
         ("no-such-program-here", ["no-such-program-here", "on PATH"], ""),
         ("./nowhere", ["./nowhere"], ""),
+        ("nowhere.py:main", ["there is no file nowhere.py"], "agentctl run FILE.py:NAME"),
         ("./plain", ["not executable"], "chmod +x"),
         ("/", ["directory"], ""),
         ("echo a && echo b", ["shell"], "bash -c"),

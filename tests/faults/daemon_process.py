@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_os import daemon
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel import boot, guests, process, records
+from agent_os.kernel import boot, gate, guests, process, records
 from agent_os.kernel import kernel as parts
 from agent_os.kernel.checkpoints import Checkpoints
 from agent_os.kernel.journal import Journal, check
@@ -22,7 +22,7 @@ from agent_os.kernel.vfs import Vfs
 from agent_os.sandbox.spawner import Launcher
 from faults import points
 from faults.ledger import Ledger
-from faults.points import HOME, PLAN, NeverSyncs, OutcomeOnly, WatchedGate, WatchedRecovery, met, watch
+from faults.points import HOME, PLAN, NeverSyncs, OutcomeOnly, WatchedActing, WatchedRecovery, met, watch
 from shim_disk import ShimDisk
 
 RESERVE = 1 << 16
@@ -112,7 +112,7 @@ class WatchedKernel(Kernel):
 
 def main() -> int:
     boot.Kernel = WatchedKernel
-    parts.Gate = OutcomeOnly if PLAN["broken"] == "outcome only" else WatchedGate
+    gate.Acting = OutcomeOnly if PLAN["broken"] == "outcome only" else WatchedActing
     parts.Recovery = WatchedRecovery
     daemon._store = store_of  # pyright: ignore[reportPrivateUsage]
     if PLAN["broken"] == "no check":

@@ -14,7 +14,14 @@ from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.table import Agent
 from faults.ledger import Ledger
 from faults.processes import Processes
+from kernel.authority.ruled import ruled
 
+# Otherwise a person would be asked about every act that follows a look at a file.
+TRUSTED = """
+[[source]]
+what = ["tool:*:call", "file:/**:read,write,delete", "mem:/**:read,write,delete"]
+integrity = "trusted"
+"""
 Test = Callable[[Kernel, Processes], Awaitable[None]]
 
 
@@ -36,6 +43,7 @@ class _KernelWithProcesses:
                 super().__init__(*args, **options)
                 for tool in ledger.tools():
                     self.tools.register(tool)
+                ruled(self, TRUSTED)
                 self.guests = Processes(self, home / "work")  # pyright: ignore[reportAttributeAccessIssue]
 
         store = SqliteStore(home / "journal.db", reserve=1 << 16)

@@ -13,18 +13,19 @@ import uvloop
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import ESRCH
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel import boot
+from agent_os.kernel import boot, gate
 from agent_os.kernel import kernel as parts
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.table import Ended
+from faults.inprocess import TRUSTED
 from faults.ledger import Ledger
 from faults.points import (
     HOME,
     PLAN,
     Forgetful,
     OutcomeOnly,
-    WatchedGate,
+    WatchedActing,
     WatchedRecovery,
     met,
     note,
@@ -32,6 +33,7 @@ from faults.points import (
     watch_journal,
 )
 from faults.processes import Processes
+from kernel.authority.ruled import ruled
 
 AGENT = "default/w"
 
@@ -41,6 +43,7 @@ class TestKernel(Kernel):
         super().__init__(*args, **options)
         for tool in Ledger(HOME / "ledger").tools(PLAN["lasts"], met):
             self.tools.register(tool)
+        ruled(self, TRUSTED)
         self.guests = Processes(self, HOME / "work")  # pyright: ignore[reportAttributeAccessIssue]
         watch_journal(self.journal)
 
@@ -53,7 +56,7 @@ def ended_before(kernel: Kernel) -> Ended | None:
 async def main() -> None:
     (HOME / "work").mkdir(exist_ok=True)
     boot.Kernel = TestKernel
-    parts.Gate = OutcomeOnly if PLAN["broken"] == "outcome only" else WatchedGate
+    gate.Acting = OutcomeOnly if PLAN["broken"] == "outcome only" else WatchedActing
     parts.Recovery = Forgetful if PLAN["broken"] == "recovery not logged" else WatchedRecovery
     print("booting", flush=True)
     kernel = await boot.boot(store=SqliteStore(HOME / "journal.db", reserve=1 << 16), home=HOME, agents=False)

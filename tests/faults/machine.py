@@ -20,7 +20,7 @@ from faults.world import PATIENCE, World
 
 HERE = Path(__file__).parent
 CAPS = ["tool:*:call", "agent:*:spawn"]
-_NOTES = ("ledger", "hits", "parked", "result", "failed", "lost", "daemon.log")  # the test's own
+_NOTES = ("ledger", "hits", "parked", "result", "failed", "lost", "daemon.log", "policy.toml")  # the test's own
 
 
 class Machine(World):

@@ -16,9 +16,10 @@ from typing import Any
 
 from agent_os.drivers.store import Blob, Put, Row
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.gate import Gate, Passing
+from agent_os.kernel.acting import Acting
 from agent_os.kernel.journal import Journal
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.passing import Passing
 from agent_os.kernel.recorded import Recorded, decode_any
 from agent_os.kernel.recovery import Recovery
 from faults.ledger import Ledger, answer
@@ -74,18 +75,18 @@ def watch_journal(journal: Journal) -> None:
         journal.failpoints[point] = lambda point=point: met(point)
 
 
-class WatchedGate(Gate):
-    def _do(self, passing: Passing) -> None:
+class WatchedActing(Acting):
+    def do(self, passing: Passing) -> None:
         if passing.intent:
             met("before_act")
-        super()._do(passing)
+        super().do(passing)
 
 
-class OutcomeOnly(WatchedGate):
+class OutcomeOnly(WatchedActing):
     """Broken on purpose: an effect is recorded when it is over, and not before."""
 
-    def _begin(self, passing: Passing) -> None:
-        self._do(passing)
+    def begin(self, passing: Passing) -> None:
+        self.do(passing)
 
 
 class WatchedRecovery(Recovery):
@@ -106,7 +107,7 @@ class Forgetful(WatchedRecovery):
         self._later = getattr(self, "_later", [])
         await super()._settle(*intent)
 
-    async def _outcome(self, *about: Any) -> None:
+    async def _outcome(self, *about: Any, undone: bool = False) -> None:
         self._later.append(about)
 
     async def settle_before(self, agent: Any) -> None:

@@ -93,16 +93,22 @@ class Processes:
         parent: str | None = None,
         caps: Any = (),
         input: Any = None,
+        place: Callable[[], None] = lambda: None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> Agent:
         kernel = self._kernel
+        place()
+        confirm()
         kernel.check_admission(f"default/{name}")
         agent = kernel.table.admit(name or order["program"], "native", parent=parent, isolation="none")
         agent.order = {**order, "kind": "native", "parent": parent}
-        for text in [*CAPS, *caps]:
+        again = kernel.store.get("agents", agent.id) is not None
+        for text in [] if again else [*CAPS, *caps]:
             agent.holdings.grant(capability.parse(text), "test")
         stored = Put("agents", agent.id, frames.encode_body(agent.order))
         draft = Draft(agent.id, Kind.SPAWN, agent.incarnation, body=frames.encode_body({"event": "spawn"}))
-        await kernel.journal.record(draft, puts=[*kernel.table.puts(agent), stored])
+        puts = [] if again else kernel.authority.begin(agent.id, parent)
+        await kernel.journal.record(draft, puts=[*kernel.table.puts(agent), stored, *puts])
         ours, theirs = socket.socketpair()
         command = [sys.executable, str(PROGRAMS), order["program"], str(theirs.fileno())]
         env = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0", **order.get("env", {})}

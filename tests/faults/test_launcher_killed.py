@@ -22,9 +22,9 @@ import leftovers
 from agent_os.abi.errors import EISOLATION
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.kernel import members, recovery
-from agent_os.kernel.guests import Run
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.lives import Lives
+from agent_os.kernel.running import Run
 from agent_os.kernel.table import Agent, Ended
 from agent_os.sandbox import spawner
 from agent_os.sandbox.spawner import Exit, Launcher

@@ -20,12 +20,23 @@ PATIENCE = 60.0  # seconds; a safety limit, never a measure
 SOAK = bool(os.environ.get("AGENT_OS_SOAK"))
 JOURNAL_POINTS = ("queued", "begun", "before_commit", "after_commit", "before_callbacks")
 GATE_POINTS = ("before_act", "after_act")
+# The operator vouches for these programs and their files: else every effect of theirs would wait for a person, since a
+# program in a project that nobody knows is tainted from its first moment.
+VOUCHED = """
+version = 1
+default = "capability"
+
+[[source]]
+what = ["file:/**:read,write,delete", "mem:/**:read,write,delete", "tool:*:call"]
+integrity = "trusted"
+"""
 
 
 class World:
     def __init__(self, home: Path, program: str = "effects", *, broken: str | None = None, **env: object) -> None:
         self.home, self.program, self.broken = home, program, broken
         home.mkdir(exist_ok=True, mode=0o700)
+        (home / "policy.toml").write_text(VOUCHED)
         self.env = {"ACKS": str(home / "acks"), **{name: str(value) for name, value in env.items()}}
         self.ledger = Ledger(home / "ledger")
         self.lasts = 0.001  # seconds that an effect takes

@@ -3,7 +3,9 @@
 import http.server
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -517,3 +519,19 @@ def test_the_record_of_a_run_says_what_was_decided_before_it_began(machine: Mach
     assert spawned["level"] in ("S2", "S3")
     assert end["code"] == 0
     assert json.dumps(spawn).count(str(machine.state)) <= 1
+
+
+def test_a_connection_that_was_allowed_and_failed_is_told_with_its_reason(machine: Machine) -> None:
+    """A name of `.invalid` never resolves, and nobody listens where a socket was just closed."""
+    need("curl")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    urls = f"http://nowhere.invalid/ http://nowhere.invalid/ http://127.0.0.1:{port}/"
+    script = f"{PEEK_SH}for url in {urls}; do curl -s -o /dev/null -w '%{{http_code}}\\n' $url; done; true"
+    ran = machine.run("bash", "-c", script, flags=["--net", "nowhere.invalid", "--net", f"127.0.0.1:{port}", *BY_PROXY])
+    assert ran.lines == ["502", "502", "502"], ran.err
+    first, second = [line for line in ran.err.splitlines() if line.startswith("failed")]
+    assert re.fullmatch(r"failed  connect nowhere.invalid:80: nowhere.invalid d.* not resolve.*  2×", first)
+    assert second.startswith(f"failed  connect 127.0.0.1:{port}: ")
+    assert second.endswith("refused  1×")

@@ -27,7 +27,8 @@ def ask(proxy: int, patience: float, port: int) -> float | None:
     """Seconds to the answer; None if it does not come."""
     began = time.perf_counter()
     with contextlib.suppress(TimeoutError), socket.create_connection(("127.0.0.1", proxy), timeout=patience) as sock:
-        sock.sendall(b"GET http://127.0.0.1:%d/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % port)
+        place = b"127.0.0.1:%d" % port
+        sock.sendall(b"GET http://%s/ HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (place, place))
         answer = b""
         while part := sock.recv(4096):
             answer += part

@@ -18,6 +18,7 @@ from agent_os.kernel import control
 from agent_os.kernel.boot import boot
 from agent_os.kernel.calls import Asked
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.table import Agent
 
 RESERVE = 1 << 16  # bytes; tests make many homes
 
@@ -42,26 +43,31 @@ async def serving(home: Path) -> AsyncGenerator[tuple[Kernel, Client]]:
 class Caller:
     """An agent whose calls this process makes, straight at the gate."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self.kernel, self.agent = kernel, kernel.table.admit(name, "context", isolation="none")
+    def __init__(self, kernel: Kernel, name: str, parent: "Caller | None" = None) -> None:
+        above = parent.agent.id if parent else None
+        self.kernel, self.agent = kernel, kernel.table.admit(name, "context", parent=above, isolation="none")
         kernel.furnish(self.agent)
         self.agent.become(Incarnation.RUNNING)
 
     async def syscall(self, request: Body) -> Any:
-        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def answer(body: msgspec.Raw, error: AgentOSError | None) -> None:
-            if error:
-                answered.set_exception(error)
-            else:
-                answered.set_result(msgspec.msgpack.decode(body))
-
-        asked = Asked(BY_REQUEST[type(request)].number, frames.encode_body(request))
-        self.kernel.enter(self.agent, asked, answer)
-        return await answered
+        return await syscall(self.kernel, self.agent, request)
 
     async def write(self, path: str, data: str) -> Any:
         return await self.syscall(Write(path=path, data=data))
+
+
+async def syscall(kernel: Kernel, agent: Agent, request: Body) -> Any:
+    """As if the agent had sent it."""
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answer(body: msgspec.Raw, error: AgentOSError | None) -> None:
+        if error:
+            answered.set_exception(error)
+        else:
+            answered.set_result(msgspec.msgpack.decode(body))
+
+    kernel.enter(agent, Asked(BY_REQUEST[type(request)].number, frames.encode_body(request)), answer)
+    return await answered
 
 
 async def chunks(client: Client, request: Body) -> list[Any]:

@@ -17,13 +17,14 @@ from agent_os.kernel.signals import KERNEL
 from agent_os.kernel.table import Ended
 from faults.inprocess import acks, kernel_with_processes, started
 from faults.processes import Processes
+from kernel.authority.ruled import rule, ruled
 from peer import agent as admitted
 from peer import greeted, until, with_kernel
 
 
 def test_it_holds_what_there_was(tmp_path: Path) -> None:
     async def test(kernel: Kernel) -> None:
-        agent, peer = await greeted(kernel)
+        agent, peer = await greeted(kernel, caps=("file:/work/**:read",))
         (tmp_path / "file").write_text("x")
         agent.files.mount_directory("/work", os.open(tmp_path, os.O_PATH | os.O_DIRECTORY))
         await peer.ask(Write(path="/mem/working/a", data="1"))
@@ -36,6 +37,37 @@ def test_it_holds_what_there_was(tmp_path: Path) -> None:
         assert facts["mask"] == [AgentSignal.SIGUSR2]
         assert list(facts["work"]) == ["file"]
         assert agent.state == "running"
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize(
+    ("cap", "forbidden", "hashed"),
+    [
+        ("mem:/state/**:read", "", []),
+        ("file:/work:read", "", []),
+        ("file:/work/open/**:read", "", ["open/x"]),
+        ("file:/work/**:read", "", ["key", "open/x"]),
+        ("file:/work/**:read", "file:/work/key:read", ["open/x"]),
+        ("file:/work/**:read", "file:/work/**:read", []),
+    ],
+)
+def test_it_tells_no_hash_of_what_the_agent_may_not_read(
+    tmp_path: Path, cap: str, forbidden: str, hashed: list[str]
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        agent, peer = await greeted(kernel, caps=(cap,))
+        (tmp_path / "open").mkdir()
+        for name in ("key", "open/x"):
+            (tmp_path / name).write_text("hunter2")
+        agent.files.mount_directory("/work", os.open(tmp_path, os.O_PATH | os.O_DIRECTORY))
+        if forbidden:
+            ruled(kernel, rule("forbid", forbidden))
+        await peer.ask(Checkpoint(name="here"))
+        shown = await peer.ask(Read(path="/state/checkpoints/here.json", text=True))
+        assert sorted(json.loads(shown["data"])["work"]) == hashed
+        assert ("from:file:/work" in kernel.authority.labels.of(agent.id).words()) is bool(hashed)
+        assert not agent.quarantined
 
     with_kernel(test)
 

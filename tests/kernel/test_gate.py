@@ -8,12 +8,13 @@ import pytest
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind, Verdict
-from agent_os.abi.errors import EINVAL, EIO, ENOENT, EPERM, EPOLICY, ETIMEDOUT, AgentOSError
+from agent_os.abi.errors import EACCES, EINVAL, EIO, ENOENT, EPERM, EPOLICY, ETIMEDOUT, AgentOSError
 from agent_os.abi.syscalls import CheckPolicy, Effect, Exec, Now, Read, Write
-from agent_os.kernel.calls import Act, Asked, Done
-from agent_os.kernel.gate import GO, Passing
+from agent_os.drivers.store import Put
+from agent_os.kernel.calls import GO, PARK, Act, Asked, Done, Way
 from agent_os.kernel.kernel import Kernel
-from agent_os.kernel.recorded import Recorded
+from agent_os.kernel.passing import Passing
+from agent_os.kernel.recorded import Recorded, digest
 from agent_os.kernel.table import Agent, Caller
 from agent_os.kernel.tooling import Tool, Verified
 from peer import greeted, with_kernel
@@ -110,49 +111,111 @@ def refuse() -> object:
     raise EPOLICY("rule", "forbidden by a rule")
 
 
-@pytest.mark.parametrize("step", ["policy", "labels", "budget", "approval"])
-@pytest.mark.parametrize("fault", [fail, refuse, lambda: None, lambda: True, lambda: "go on"])
+STEPS = ["policy", "labels", "budget", "approval"]
+
+
+def replaced(kernel: Kernel, step: str, check: Callable[[Passing], object]) -> None:
+    setattr(getattr(kernel.gate.steps, step), "check", check)  # noqa: B010 (it is replaced on purpose)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("fault", [fail, refuse, lambda: None, lambda: True, lambda: "go on", asyncio.Event])
 def test_a_step_that_breaks_or_mumbles_lets_nothing_through(step: str, fault: Callable[[], object]) -> None:
-    class Broken:
-        def check(self, passing: Passing) -> object:
-            return fault()
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        agent, peer = await greeted(kernel, caps=LEDGER)
+        replaced(kernel, step, lambda passing: fault())
+        with pytest.raises((EIO, EPOLICY)):
+            await peer.ask(Exec(tool="ledger"))
+        assert not ledger.done
+        assert [kind for kind, _, _ in entries(kernel, agent)] == ["DECISION"]
+        assert kernel.budgets.account(agent.id).used("calls") == 0
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("fault", [fail, refuse, lambda: None])
+def test_a_step_that_breaks_when_the_world_has_changed_lets_nothing_through(
+    step: str, fault: Callable[[], object]
+) -> None:
+    """The second look, after the intent: at policy and labels only."""
 
     async def test(kernel: Kernel) -> None:
         ledger = Ledger()
         kernel.tools.register(ledger.tool)
         agent, peer = await greeted(kernel, caps=LEDGER)
-        setattr(kernel.gate, step, Broken())
-        with pytest.raises((EIO, EPOLICY)):
+
+        def changed(draft: Any, **how: Any) -> int:
+            if draft.kind == Kind.INTENT:
+                kernel.authority.policies.current.version += 1
+                replaced(kernel, step, lambda passing: fault())
+            return put(draft, **how)
+
+        put = kernel.journal.put
+        kernel.journal.put = changed  # pyright: ignore[reportAttributeAccessIssue]
+        if step in ("policy", "labels"):
+            with pytest.raises((EIO, EPOLICY)):
+                await peer.ask(Exec(tool="ledger"))
+            assert not ledger.done
+            assert kernel.budgets.account(agent.id).used("calls") == 0
+        else:
+            await peer.ask(Exec(tool="ledger"))
+            assert len(ledger.done) == 1
+
+    with_kernel(test)
+
+
+def test_an_approval_step_that_hangs_lets_nothing_through_and_a_deadline_still_counts() -> None:
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        agent, peer = await greeted(kernel, caps=LEDGER)
+        replaced(kernel, "approval", lambda passing: PARK)
+        with pytest.raises(ENOENT):  # there is no question that it could wait for
+            await peer.ask(Exec(tool="ledger"), deadline_ms=50)
+        assert not ledger.done
+        assert kernel.budgets.account(agent.id).used("calls") == 0
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("part", ["release", "refused"])
+def test_a_refusal_that_breaks_is_still_one(part: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        _, peer = await greeted(kernel, caps=LEDGER)
+        step = kernel.gate.steps.budget if part == "release" else kernel.gate.steps.approval
+        setattr(step, part, lambda *_, **__: fail())
+        replaced(kernel, "labels", lambda passing: fail())
+        with pytest.raises(EIO):
             await peer.ask(Exec(tool="ledger"))
         assert not ledger.done
-        assert [kind for kind, _, _ in entries(kernel, agent)] == ["DECISION"]
 
     with_kernel(test)
 
 
 def test_steps_that_say_go_on_do_let_it_through() -> None:
-    """The control of the test above."""
-
-    class Fine:
-        def check(self, passing: Passing) -> object:
-            return GO
+    """The control of the tests above."""
 
     async def test(kernel: Kernel) -> None:
         ledger = Ledger()
         kernel.tools.register(ledger.tool)
         _, peer = await greeted(kernel, caps=LEDGER)
-        kernel.gate.policy = kernel.gate.labels = kernel.gate.budget = kernel.gate.approval = Fine()
+        for step in STEPS:
+            replaced(kernel, step, lambda passing: GO)
         await peer.ask(Exec(tool="ledger"))
         assert len(ledger.done) == 1
 
     with_kernel(test)
 
 
-@pytest.mark.parametrize(
-    ("about", "error"), [({"cost": {"usd": 1.0}}, "EBUDGET"), ({"ask": "it is dear"}, "EAPPROVAL")]
-)
-def test_what_needs_a_step_that_is_absent_is_refused(about: dict[str, Any], error: str) -> None:
+@pytest.mark.parametrize(("about", "error"), [({"cost": {"usd": 1.0}}, "EINVAL"), ({"ask": "it is dear"}, "EAPPROVAL")])
+def test_what_nobody_can_count_or_answer_is_refused(about: dict[str, Any], error: str) -> None:
     async def test(kernel: Kernel) -> None:
+        kernel.approvals.anybody = False
         _, peer = await greeted(kernel)
 
         def prepare(caller: Caller, asked: Asked) -> Act:
@@ -179,7 +242,7 @@ def test_a_capability_revoked_while_the_intent_is_written_stops_the_effect() -> 
             return put(draft, **how)
 
         kernel.journal.put = revoking  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises(EPERM, match="revoked"):
+        with pytest.raises(EACCES, match="revoked"):
             await peer.ask(Exec(tool="ledger"))
         assert not ledger.done
         assert [kind for kind, _, _ in entries(kernel, agent)] == ["INTENT", "OUTCOME"]
@@ -257,7 +320,7 @@ def test_a_key_does_not_bring_back_what_is_not_allowed_today() -> None:
         agent, peer = await greeted(kernel, caps=LEDGER)
         await peer.ask(Exec(tool="ledger"), key="k")
         agent.holdings.revoke_all()
-        with pytest.raises(EPERM):
+        with pytest.raises(EACCES, match="revoked"):
             await peer.ask(Exec(tool="ledger"), key="k")
 
     with_kernel(test)
@@ -324,6 +387,74 @@ def test_a_bug_in_a_handler_is_an_error_of_that_call_only() -> None:
             await peer.ask(Exec(tool="broken"))
         assert await peer.ask(Now())
         assert entries(kernel, agent)[:2] == [("INTENT", 5, 0), ("OUTCOME", 5, 5)]
+
+    with_kernel(test)
+
+
+class Unspeakable:
+    """A value that no record can hold."""
+
+
+@pytest.mark.parametrize("effect", [Effect.PURE, Effect.IDEMPOTENT, Effect.OPAQUE])
+@pytest.mark.parametrize("value", [Unspeakable(), "half a pair \udc80", 1 << 70])
+def test_a_result_that_cannot_be_told_is_an_error_on_the_record(effect: Effect, value: object) -> None:
+    async def test(kernel: Kernel) -> None:
+        async def run(key: str, params: Any) -> Any:
+            return value
+
+        kernel.tools.register(Tool("odd", run, effect))
+        agent, peer = await greeted(kernel, caps=("tool:*:call",))
+        with pytest.raises(EIO) as caught:
+            await peer.ask(Exec(tool="odd"), pos="0:1")
+        assert caught.value.code == "internal.outcome"
+        *_, (last, kept) = kernel.journal.scan(agent.id)
+        assert (last.kind, last.op, last.code, last.pos) == (Kind.OUTCOME, 5, EIO.number, "0:1")
+        assert Recorded.of(kept).digest == digest(frames.encode_body(Exec(tool="odd"))), "a replay can tell it is this"
+        assert kernel.journal.open_intents() == []
+        assert kernel.budgets.account(agent.id).used("calls") == 1, "it was done, and counts"
+        assert await peer.ask(Now()), "the agent goes on"
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_a_call_that_cannot_be_written_down_is_refused_or_ended_and_never_lost(way: Way) -> None:
+    async def test(kernel: Kernel) -> None:
+        acted: list[str] = []
+
+        def do() -> Done:
+            acted.append("acted")
+            return Done("it", puts=[Put("test", "there", b"yes")])
+
+        kernel.gate._prepare = lambda caller, asked: Act(  # pyright: ignore[reportPrivateUsage]
+            do, way=way, effect=Effect.OPAQUE, record=Unspeakable()
+        )
+        agent, peer = await greeted(kernel)
+        with pytest.raises(EIO):
+            await peer.ask(Now())
+        [(entry, kept)] = kernel.journal.scan(agent.id)
+        outside = way is Way.EFFECT
+        assert acted == ([] if outside else ["acted"]), "what acts outside must be on the record first"
+        assert (entry.kind, entry.step) == ((Kind.DECISION, 7) if outside else (Kind.OUTCOME, 0))
+        assert entry.code == EIO.number
+        assert Recorded.of(kept).error
+        assert kernel.store.get("test", "there") == (None if outside else b"yes"), "memory and store say the same"
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("broken", ["take_in", "settle"])
+def test_a_step_that_breaks_after_the_deed_leaves_no_call_without_an_answer(broken: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        _, peer = await greeted(kernel, caps=LEDGER)
+        step = kernel.gate.steps.labels if broken == "take_in" else kernel.gate.steps.budget
+        setattr(step, broken, lambda *_, **__: fail())
+        with pytest.raises(EIO) as caught:
+            await peer.ask(Exec(tool="ledger"))
+        assert caught.value.code == "internal.outcome"
+        assert len(ledger.done) == 1
 
     with_kernel(test)
 

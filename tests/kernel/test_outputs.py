@@ -42,6 +42,21 @@ def test_a_log_is_bounded_and_keeps_the_end(tmp_path: Path) -> None:
     assert b"".join(lines).endswith(kept)
 
 
+@pytest.mark.parametrize("before", [0, 600, 1500, 2800])
+@pytest.mark.parametrize("after", [0, 300, 900, 1700])
+def test_a_life_knows_where_its_own_output_begins(tmp_path: Path, before: int, after: int) -> None:
+    for size, letter in ((before, b"b"), (after, b"a")):
+        output = Output(tmp_path, "a")
+        for _ in range(size // 100):
+            output.write(letter * 100)
+        output.close()
+    reader = Reader(tmp_path, "a", skip=output.begins)
+    own = b"".join(iter(lambda: reader.read(64), b""))
+    reader.close()
+    assert own == read(tmp_path).lstrip(b"b")
+    assert bool(own) == bool(after)
+
+
 @pytest.mark.parametrize("last", [0, 1, 5, 150, 10_000])
 def test_the_last_lines_reach_over_a_rotation(tmp_path: Path, last: int) -> None:
     output = Output(tmp_path, "a")

@@ -8,6 +8,7 @@ from agent_os.abi.errors import EINVAL
 from agent_os.kernel import plan
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.guest import parse_mount
+from agent_os.kernel.hiding import Covered
 from agent_os.kernel.plan import Host, Order
 
 
@@ -54,6 +55,15 @@ def test_a_guest_works_where_the_operator_stands(host: Host, project: Path) -> N
     (project / "deep").mkdir()
     spec = plan.plan(Order(("sh",), project / "deep", project), "x", host).spec
     assert (spec.workspace.at, spec.cwd) == (str(project), str(project / "deep"))
+
+
+def test_what_rules_cover_is_told(host: Host, project: Path) -> None:
+    few = plan.plan(Order(("sh",), project, project, covers=(Covered(f"{project}/.env"),)), "x", host)
+    many = plan.plan(
+        Order(("sh",), project, project, covers=tuple(Covered(f"{project}/{n}") for n in range(9))), "x", host
+    )
+    assert "covered by rules, and empty to it: .env   " in few.notes[0]
+    assert "0, 1, 2, 3, 4 and 4 more" in many.notes[0]
 
 
 def test_credentials_inside_a_mount_are_masked(host: Host, project: Path) -> None:

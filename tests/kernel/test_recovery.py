@@ -1,7 +1,9 @@
 """After a crash: what was under way is settled by its class, step by step on the record, and never guessed."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,19 @@ import pytest
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EHOSTUNREACH, EIO, ENOENT
+from agent_os.abi.errors import EHOSTUNREACH, EIO, ENOENT, EPOLICY
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
-from agent_os.abi.syscalls import Effect, Exit
+from agent_os.abi.syscalls import Effect, Exit, Remove, Write
 from agent_os.drivers.store import Put
 from agent_os.kernel import recovery
+from agent_os.kernel.authority.capability import parse
+from agent_os.kernel.authority.handles import Clock
+from agent_os.kernel.authority.policy.loading import Text
+from agent_os.kernel.authority.ruling import KEPT
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.passing import QUARANTINE
 from agent_os.kernel.recorded import Recorded, body, decode_any
 from agent_os.kernel.recovery import FIRST_PAUSE, STABLE, pause
 from agent_os.kernel.signals import KERNEL
@@ -24,15 +31,18 @@ from agent_os.kernel.table import Ended
 from agent_os.kernel.tooling import Tool, Verified
 from faults.inprocess import acks, kernel_with_processes, started
 from faults.processes import Processes
-from peer import until, with_kernel
+from kernel.authority.ruled import HEAD, rule, ruled
+from peer import greeted, until, with_kernel
 
 AGENT = "default/gone"
 
 
 def intent(kernel: Kernel, effect: Effect, tool: str = "tool", op: int = 5) -> int:
-    """An effect of an agent that will not live again, begun by a kernel that is no more."""
+    """An effect of an agent that has no process yet, begun by a kernel that is no more."""
     record = {"tool": tool, "params": {}, "key": "k"}
     draft = Draft(AGENT, Kind.INTENT, 1, op, effect, pos="0:1", body=body(b"\x80", frames.NIL, None, record))
+    draft.handle = kernel.authority.holdings(AGENT).grant(parse("tool:*:call"), "operator").id
+    draft.rule = "approval:q-1"
     return kernel.journal.put_now(draft)
 
 
@@ -183,6 +193,153 @@ def test_it_stays_parked_until_its_outcome_is_on_the_record() -> None:
         await kernel.recovery.at_boot()
         await kernel.recovery.resolve(seq, "not_done", None, "local:0")
         assert outcome(kernel, seq)
+
+    with_kernel(test)
+
+
+# What was allowed once is done again only if it could begin today.
+
+
+def revoke(kernel: Kernel) -> None:
+    kernel.authority.holdings(AGENT).revoke_all()
+
+
+def expire(kernel: Kernel) -> None:
+    kernel.authority.holdings(AGENT).clock = Clock(wall=lambda: 9e12)
+    for handle in kernel.authority.holdings(AGENT):
+        handle.expiry = 1
+
+
+def narrow(kernel: Kernel) -> None:
+    for handle in kernel.authority.holdings(AGENT):
+        handle.capability = parse("tool:other:call")
+
+
+def forbid(kernel: Kernel) -> None:
+    ruled(kernel, rule("forbid", "tool:tool:call"))
+
+
+def ask(kernel: Kernel) -> None:
+    ruled(kernel, rule("ask", "tool:tool:call"))
+
+
+def quarantine(kernel: Kernel) -> None:
+    kernel.journal.put_now(Draft(AGENT, Kind.STATE), puts=[Put(QUARANTINE, AGENT, b"it did something")])
+
+
+def forbid_by_project(kernel: Kernel) -> None:
+    text = HEAD.format(mode="enforce") + rule("forbid", "tool:tool:call")
+    kept = frames.encode_body([Text(".agents/policy.toml", text.encode())])
+    kernel.journal.put_now(Draft(AGENT, Kind.STATE), puts=[Put(KEPT, AGENT, kept)])
+
+
+def misunderstand_project(kernel: Kernel) -> None:
+    kept = frames.encode_body([Text(".agents/policy.toml", b"no rules at all")])
+    kernel.journal.put_now(Draft(AGENT, Kind.STATE), puts=[Put(KEPT, AGENT, kept)])
+
+
+def forbid_to_parent(kernel: Kernel) -> None:
+    kernel.journal.put_now(Draft(AGENT, Kind.STATE), puts=[Put("parents", AGENT, b"default/head")])
+    ruled(kernel, rule("forbid", "tool:tool:call", agents='["head"]'))
+
+
+def approve(kernel: Kernel, **other: Any) -> None:
+    ask(kernel)
+    about = {"id": "q-1", "agent": AGENT, "rules": ["operator:r"], "state": "used", "scope": "once", **other}
+    texts = dict.fromkeys(("digest", "program", "wants", "capability"), "")
+    empty = {key: list[str]() for key in ("classes", "reasons", "approvers", "scopes")}
+    times = dict.fromkeys(("created_seq", "created_ns", "deadline_ns"), 1)
+    one = {**texts, **empty, **times, "guest": False, "op": 5, "args": {}, "origins": {}, **about}
+    kernel.approvals.load([("q-1", frames.encode_body(one))])
+
+
+def approve_for_longer(kernel: Kernel) -> None:
+    ask(kernel)
+    about = {"id": "q-1", "agent": AGENT, "rules": ["operator:r"], "scope": "session", "by": "local:0", "since_ns": 1}
+    stands = {**about, "program": "", "capability": "", "classes": []}
+    kernel.approvals.load((), [("q-1", frames.encode_body(stands))])
+
+
+REFUSALS: list[tuple[Callable[[Kernel], None], str]] = [
+    (revoke, "cap.revoked"),
+    (expire, "cap.expired"),
+    (narrow, "cap.missing"),
+    (forbid, "policy.forbid"),
+    (ask, "approval.changed"),
+    (quarantine, "quarantined"),
+    (forbid_by_project, "policy.forbid"),
+    (misunderstand_project, "policy.invalid"),
+    (forbid_to_parent, "policy.forbid"),
+    (partial(approve, rules=["project:r"]), "approval.changed"),
+    (partial(approve, agent="default/other"), "approval.changed"),
+    (partial(approve, state="void"), "approval.changed"),
+    (partial(approve, scope="session"), "approval.changed"),  # it does not stand any more
+    (approve, ""),
+    (approve_for_longer, ""),
+    (lambda kernel: None, ""),
+]
+
+
+@pytest.mark.parametrize(("meanwhile", "code"), REFUSALS)
+@pytest.mark.parametrize("door", ["boot", "resolve"])
+def test_nothing_is_done_again_that_would_be_refused_by_now(
+    meanwhile: Callable[[Kernel], None], code: str, door: str
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        effect = Effect.IDEMPOTENT if door == "boot" else Effect.OPAQUE
+        ran = register(kernel, effect)
+        seq = intent(kernel, effect)
+        meanwhile(kernel)
+        await kernel.recovery.at_boot()
+        if door == "resolve":
+            await kernel.recovery.resolve(seq, "not_done", None, "local:0")
+        settled = outcome(kernel, seq)
+        assert settled
+        assert (settled.error.code if settled.error else "") == code
+        assert ran == ([] if code else ["k"])
+        assert kernel.journal.open_intents() == []
+        assert kernel.recovery.parked() == []
+
+    with_kernel(test)
+
+
+def test_a_refusal_to_do_it_again_names_the_rule_and_quarantines_nobody() -> None:
+    async def test(kernel: Kernel) -> None:
+        register(kernel, Effect.IDEMPOTENT)
+        intent(kernel, Effect.IDEMPOTENT)
+        forbid(kernel)
+        await kernel.recovery.at_boot()
+        *_, (last, kept) = kernel.journal.scan(AGENT)
+        assert (last.kind, last.code, last.rule) == (Kind.OUTCOME, EPOLICY.number, "recovery,r")
+        error = Recorded.of(kept).error
+        assert error
+        assert error.detail["violation"] == "refuse", "it was allowed when the agent began"
+        assert kernel.store.get(QUARANTINE, AGENT) is None
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+@pytest.mark.parametrize("op", [2, 24])
+def test_a_file_is_not_changed_again_by_what_a_rule_forbids_now(tmp_path: Path, forbidden: bool, op: int) -> None:
+    async def test(kernel: Kernel) -> None:
+        row, _ = await greeted(kernel, caps=("file:/work/**:*",))
+        if op == 24:
+            (tmp_path / "x").write_text("there")
+        work = os.open(tmp_path, os.O_PATH)
+        row.files.mount_directory("/work", work)
+        os.close(work)
+        request = Write(path="/work/x", data=b"new") if op == 2 else Remove(path="/work/x")
+        act = (kernel.vfs.write if op == 2 else kernel.vfs.remove)(row.files, request)  # pyright: ignore[reportArgumentType]
+        [handle] = [one for one in row.holdings if one.capability.kind == "file"]
+        draft = Draft(row.id, Kind.INTENT, 1, op, act.effect, body=body(b"\x80", frames.NIL, None, act.record))
+        draft.handle = handle.id
+        kernel.journal.put_now(draft)
+        ruled(kernel, rule("forbid", f"file:/work/{'x' if forbidden else 'y'}:write,delete"))
+        kernel.recovery._last_before = kernel.journal.size  # pyright: ignore[reportPrivateUsage] (of an earlier kernel)
+        await kernel.recovery.settle_before(row)
+        assert (tmp_path / "x").exists() is ((op == 2) is not forbidden)
+        assert kernel.journal.open_intents() == []
 
     with_kernel(test)
 

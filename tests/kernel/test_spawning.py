@@ -15,7 +15,7 @@ from agent_os.abi.syscalls import Spawn
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.recorded import decode_any
-from agent_os.kernel.spawning import MOST_CHILDREN, MOST_GENERATIONS, child_order, prepare, require_place
+from agent_os.kernel.spawning import MOST_CHILDREN, MOST_GENERATIONS, child_order, require_place
 from agent_os.kernel.table import Ended, Table
 from faults.inprocess import acks, kernel_with_processes, started
 from faults.processes import Processes, alive
@@ -76,16 +76,12 @@ def test_a_child_has_its_parents_time_and_nothing_of_what_happens_with_its_work(
     assert "after" not in order
 
 
-def test_the_bound_holds_for_spawns_that_were_let_through_together() -> None:
+def test_a_spawn_for_which_there_is_no_room_is_refused_and_that_is_recorded() -> None:
     async def test(kernel: Kernel) -> None:
         parent, peer = await greeted(kernel, "parent", caps=("agent:*:spawn",))
         parent.order = {"file": "/p/a.py", "cwd": "/p"}
-        for number in range(MOST_CHILDREN - 1):
+        for number in range(MOST_CHILDREN):
             kernel.table.admit(f"c{number}", "native", parent=parent.id)
-        waiting = prepare(kernel, parent, Spawn(manifest=MANIFEST))
-        kernel.table.admit("somebody-faster", "native", parent=parent.id)
-        with pytest.raises(EDQUOT):
-            await waiting.do()  # type: ignore[misc]
         with pytest.raises(EDQUOT, match="live children"):
             await peer.ask(Spawn(manifest=MANIFEST))
         (refusal,) = [entry for entry, _ in kernel.journal.scan(parent.id) if entry.kind == Kind.DECISION]

@@ -95,6 +95,21 @@ def test_descent_is_followed_and_a_circle_does_not_hang() -> None:
     assert not rows.descends(c, "default/x")
 
 
+def test_an_agent_goes_by_the_names_of_all_above_it_also_when_their_rows_are_gone(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db", reserve=0)
+    rows = Table(store)
+    boss = rows.admit("boss", "native")
+    helper = rows.admit("helper", "native", parent=boss.id)
+    x = rows.admit("x", "native", parent=helper.id)
+    assert (boss.names, x.names) == (("boss",), ("x", "helper", "boss"))
+    store.append((), [put for one in (boss, helper, x) for put in rows.puts(one)], (), sync=True)
+    later = Table(store)
+    assert later.names("default/x") == x.names
+    assert later.admit("y", "native", parent=x.id).names == ("y", *x.names)
+    assert later.names("default/nobody") == ("nobody",)
+    store.close()
+
+
 def test_states_follow_the_life() -> None:
     agent = table().admit("a", "native")
     assert agent.state == "pending"

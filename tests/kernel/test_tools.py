@@ -30,6 +30,15 @@ def test_output_and_code_come_back_apart() -> None:
     assert not result.stdout.truncated
 
 
+def test_what_a_shell_would_obey_is_plain_text_in_an_argument() -> None:
+    words = ["a;id", "&&", "`id`", "$(id)", "| cat", "*"]
+
+    async def body(launcher: Launcher) -> ToolResult:
+        return await run_tool(launcher, "tool", ["printf", "%s\\n", *words])
+
+    assert agents.drive(body).stdout.data.decode().splitlines() == words
+
+
 def test_output_beyond_the_bound_is_drained_and_marked() -> None:
     result = tool("head -c 3000000 /dev/zero; echo end >&2", most=1000)
     assert result.stdout.data == bytes(1000)

@@ -1,6 +1,7 @@
 """Real agents through a real launcher: guests, native agents and tool runs, and what is left of them."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import agents
 from agent_os.sandbox import spawner
 from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Launcher, SandboxError, lease_uid
-from agent_os.sandbox.spec import GUEST_LIMITS, Bind, Workspace
+from agent_os.sandbox.spec import GUEST_LIMITS, MAX_BYTES, Bind, Cover, Workspace, encode
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +66,12 @@ def test_a_native_agent_runs_warm_and_sees_its_interpreter() -> None:
     code = "import sys, decimal, os; print(os.getpid(), sys.argv, decimal.Decimal(2)); sys.exit(3)"
     ran = agents.drive(lambda box: agents.run(box, agents.spec_of("native", ["-c", code, "x"])))
     assert (ran.code, ran.output) == (3, "1 ['-c', 'x'] 2\n")
+
+
+def test_a_native_agent_has_an_empty_home_of_its_own() -> None:
+    code = "import pathlib as p; h = p.Path.home(); print(h, list(h.iterdir()), (h / 'x').write_text('y'))"
+    ran = agents.drive(lambda box: agents.run(box, agents.spec_of("native", ["-c", code], env={"HOME": "/home/agent"})))
+    assert ran.output == "/home/agent [] 1\n"
 
 
 def test_author_code_is_imported_only_after_confinement(tmp_path: Path) -> None:
@@ -353,3 +360,41 @@ def launcher_pid(pidfd: int) -> int:
     """The launcher is the agent's parent."""
     status = Path(f"/proc/{host_pid(pidfd)}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+
+
+def test_an_order_of_the_largest_size_arrives() -> None:
+    masks = [f"/nowhere/{number:0100}" for number in range((MAX_BYTES - 4096) // 113)]
+    spec = shell("echo arrived", masks=masks)
+    assert len(encode(spec)) > MAX_BYTES - 8192
+
+    async def body(launcher: Launcher) -> agents.Ran:
+        return await agents.run(launcher, spec)
+
+    assert agents.drive(body).output == "arrived\n"
+
+
+@pytest.mark.parametrize("wrong", ["moved", "replaced", ""])
+def test_what_must_be_covered_is_that_very_file_or_nothing_starts(tmp_path: Path, wrong: str) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "key").write_text("CANARY")
+    info = (tmp_path / "key").stat()
+    if wrong:
+        (tmp_path / "key").rename(tmp_path / "elsewhere")
+    if wrong == "replaced":
+        (tmp_path / "key").write_text("another")
+
+    async def body(launcher: Launcher) -> agents.Ran:
+        fd = os.open(tmp_path, os.O_PATH)
+        cover = Cover("/data/key", device=info.st_dev, inode=info.st_ino)
+        try:
+            spec = shell("cat /data/*; echo covered", binds=[Bind("data", "/data")], covers=[cover])
+            return await agents.run(launcher, spec, {"data": fd})
+        finally:
+            os.close(fd)
+
+    if not wrong:
+        assert agents.drive(body).output == "covered\n"
+        return
+    with pytest.raises(SandboxError, match=f"/data/key was {wrong} during the spawn") as caught:
+        agents.drive(body)
+    assert caught.value.errno == errno.ESTALE

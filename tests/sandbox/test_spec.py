@@ -47,6 +47,8 @@ def test_any_argv_and_environment_survive_the_crossing(argv: list[str], env: dic
         ({"workspace": {"at": "/"}}, "workspace.at may not be /"),
         ({"binds": [{"fd": "b", "dst": "/a/../b"}]}, "is not an absolute path without '..'"),
         ({"masks": ["/a\0b"]}, "is not an absolute path"),
+        ({"covers": [{"path": "/a/../b"}]}, "is not an absolute path without '..'"),
+        ({"covers": [{"path": "/a", "how": "wipe"}]}, r"spec.covers\[0\].how is 'wipe'"),
         ({"uid": 0}, "uid 0 is outside"),
         ({"uid": 4096}, "uid 4096 is outside"),
         ({"min_level": "S9"}, "spec.min_level is 'S9'"),

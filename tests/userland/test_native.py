@@ -63,6 +63,13 @@ async def fails(ctx: Context):
     raise ValueError("the sky fell")
 
 @agent
+async def refused(ctx: Context):
+    try:
+        {}["first"]
+    except KeyError:
+        await ctx.read("/mem/working/absent")
+
+@agent
 async def leaves(ctx: Context):
     raise SystemExit(7)
 
@@ -133,6 +140,7 @@ FAILURES = [
     ("leaves", 7, None, ""),
     ("odd", 1, "cannot travel", "cannot travel"),
     ("absent", 1, "it has children, count, fails", "it has children, count, fails"),
+    ("refused", 1, "ENOENT", "ENOENT"),
     ("", 1, "not exactly one @agent", "not exactly one @agent"),
 ]
 
@@ -147,6 +155,16 @@ def test_a_failure_is_told_to_the_kernel_and_its_trace_to_stderr(
     assert kernel.exit["status"] == status
     assert said in ended.stderr
     assert kernel.exit["failure"] is None if failure is None else failure in kernel.exit["failure"]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("fails", 1), ("refused", 2), ("absent", 0), ("odd", 0)])
+def test_an_author_is_shown_their_own_lines_and_none_of_ours(
+    name: str, lines: int, program: Path, sockets: Any
+) -> None:
+    said = run_agent([f"{program}:{name}"], sockets)[0].stderr
+    shown = [line for line in said.splitlines() if line.startswith("  File ")]
+    assert [str(program) in line for line in shown] == [True] * lines
+    assert ("Traceback" in said) is (lines > 0)
 
 
 def test_a_file_that_cannot_be_loaded_is_told(tmp_path: Path, sockets: Any) -> None:

@@ -274,7 +274,7 @@ class Logs(Body):
     agent: str
     follow: bool = False
     last: int | None = None  # lines
-    skip: int = 0  # bytes that are known already
+    newest: bool = False  # only what its newest life writes
 
 
 class Release(Body):
@@ -304,6 +304,101 @@ class Work(Body):
     paths: list[Any] = []
     dry_run: bool = False
     digest: str | None = None  # of what the operator was shown
+
+
+class Approvals(Body):
+    """What waits for a person."""
+
+    agent: str | None = None
+    all: bool = False  # also what was answered, expired or cancelled lately
+
+
+class Decide(Body):
+    """A person's answer. `digest` is that of the question as it was shown; another one is refused."""
+
+    approval: str
+    outcome: Literal["approve", "deny"]
+    digest: str
+    scope: Literal["once", "session", "always"] = "once"
+    reason: str = ""
+
+
+class Budgets(Body):
+    agent: str | None = None
+
+
+class Limit(Body):
+    """What an agent and all below it may spend. Money is in millionths of a dollar."""
+
+    agent: str
+    limits: dict[str, int | None]  # by resource: cost, tokens, bytes, count, calls; None: without limit
+    more: bool = False  # so much on top of what it may spend now
+    reason: str = ""
+
+
+class Cost(Body):
+    """What was spent, added up from the record."""
+
+    by: list[Literal["agent", "model", "day"]] = []  # empty: by agent
+    since_ns: int = 0  # wall clock
+
+
+class Secrets(Body):
+    """The safe: names, ages, bindings and uses; never a value. One that is set or rotated comes in chunks of bytes
+    beside the call, so that no record of the call can hold it."""
+
+    do: Literal["list", "set", "rotate", "bind", "unbind", "remove"]
+    name: str = ""
+    hosts: list[str] = []  # to bind it to: `api.example.com`, `*.example.com`, `api.example.com:8443`
+    header: str = ""  # where in a request it goes; neither: `authorization: Bearer VALUE`
+    field: str = ""
+    template: str = ""  # with `{}` where the value goes
+    methods: list[str] = []  # empty: GET, HEAD, POST
+    agents: list[str] = []  # empty: every agent that is given it
+
+
+class Rules(Body):
+    """The policy in force: its files, and what it says of one agent, or of everybody. The kernel's chunks are
+    ["rules", entries]."""
+
+    agent: str | None = None
+
+
+class ApplyRules(Body):
+    """New rules for the operator's own file, in chunks of bytes beside the call; without any, the files are read again
+    as they are. What cannot be understood changes nothing."""
+
+    back: bool = False  # the rules before the newest, in place of any that are sent
+
+
+class Capabilities(Body):
+    """What is held: by one agent, or by all; and people's answers that still stand."""
+
+    agent: str | None = None
+    tree: bool = False  # also what it was derived from, and what was derived from that
+
+
+class Grant(Body):
+    agent: str
+    capability: str
+    ttl_ms: int | None = None
+    uses: int | None = None
+
+
+class Revoke(Body):
+    """What they opened is closed when the answer comes; a process with a mount is killed."""
+
+    handles: list[str] = []  # c-12 of a capability, q-7 of a standing approval
+    future_only: bool = False  # leave what is mounted to whoever has it
+    reason: str = ""
+
+
+class Explain(Body):
+    """Every step of the gate, for an act that is written as a capability, or for an entry of the journal."""
+
+    agent: str = ""
+    capability: str = ""
+    seq: int = 0
 
 
 _P, _I, _V, _O, _T = Effect.PURE, Effect.IDEMPOTENT, Effect.VERIFIABLE, Effect.OPAQUE, Effect.TOOL
@@ -353,6 +448,18 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(148, "OP_PANIC", Panic, "", _I, "Quarantine an agent, or hold all and halt."),
     Syscall(149, "OP_LEAVE", Leave, "ending", _I, "Say that this client is done."),
     Syscall(150, "OP_WORK", Work, "states, changes or a report", _I, "Look at, commit or discard changes.", "out"),
+    Syscall(160, "OP_APPROVALS", Approvals, "approvals", _P, "List what waits for a person's decision."),
+    Syscall(161, "OP_DECIDE", Decide, "the approval", _I, "Approve or deny a call that waits."),
+    Syscall(162, "OP_BUDGETS", Budgets, "accounts", _P, "Look at what may be spent, and what is."),
+    Syscall(163, "OP_LIMIT", Limit, "the account", _I, "Say how much an agent may spend."),
+    Syscall(164, "OP_COST", Cost, "rows, total", _P, "Add up what was spent."),
+    Syscall(170, "OP_SECRETS", Secrets, "names, bindings, uses", _I, "Keep, bind, rotate or remove secrets.", "in"),
+    Syscall(180, "OP_CAPABILITIES", Capabilities, "capabilities, standing", _P, "Look at who holds what."),
+    Syscall(181, "OP_GRANT", Grant, "the capability", _I, "Give an agent a capability."),
+    Syscall(182, "OP_REVOKE", Revoke, "revoked, closed, killed", _I, "Take capabilities back, with all they opened."),
+    Syscall(183, "OP_EXPLAIN", Explain, "verdict, steps", _P, "Say what the gate answers, step by step."),
+    Syscall(190, "OP_RULES", Rules, "the policy in force", _P, "Look at the policy in force.", "out"),
+    Syscall(191, "OP_APPLY_RULES", ApplyRules, "the policy in force", _I, "Change the operator's rules.", "in"),
 )
 
 BY_NUMBER = {one.number: one for one in TABLE}

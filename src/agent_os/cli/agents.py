@@ -1,4 +1,4 @@
-"""`agentctl ps`, `kill`, `pause`, `resume`, `signal`, `wait`, `logs`: see the agents, and act on them.
+"""`agentctl ps`, `kill`, `pause`, `resume`, `release`, `signal`, `wait`, `logs`: see the agents, and act on them.
 
 In: names, or `--all`. Out: a table or one object; each verb returns only when what it says is true. What an agent is
 called, runs and writes comes from outside and is shown made harmless.
@@ -16,9 +16,10 @@ import click
 
 from agent_os.abi.errors import EHOSTUNREACH, EINVAL, ESRCH, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import Await, Body, Hold, ListAgents, Logs, Tell
+from agent_os.abi.syscalls import Await, Body, Hold, ListAgents, Logs, Release, Tell
 from agent_os.abi.text import native
 from agent_os.cli import errors
+from agent_os.cli.asking import ask
 from agent_os.cli.changes import human_size, say
 from agent_os.cli.output import age, output_option, plain, print_json, table
 from agent_os.cli.tamer import Tamer
@@ -47,10 +48,12 @@ def ps(output: str, as_json: bool, everybody: bool, watch: bool) -> None:
     show = _SHAPES["json" if as_json else output]
     try:
         while True:
-            rows = asyncio.run(agents(everybody))
+            rows, quarantined = asyncio.run(_listed(everybody))
             if watch and sys.stdout.isatty():
                 click.echo(_CLEAR, nl=False)
             show(rows)
+            if quarantined and show in (_print_table, _print_wide):
+                say(f"in quarantine: {plain(', '.join(quarantined))}   agentctl release NAME")
             if not watch:
                 return
             time.sleep(_EVERY_S)
@@ -58,18 +61,19 @@ def ps(output: str, as_json: bool, everybody: bool, watch: bool) -> None:
         return
 
 
-async def agents(everybody: bool = False) -> list[Row]:
-    """Oldest first. Without a kernel there are none."""
+async def _listed(everybody: bool) -> tuple[list[Row], list[str]]:
+    """The agents, oldest first, and the names that may not be started. Without a kernel there are none."""
     try:
         async with session(start=False) as (client, _):
-            rows = (await client.call(ListAgents(all=everybody), deadline=_TO_LOOK))["agents"]
+            found = await client.call(ListAgents(all=everybody), deadline=_TO_LOOK)
     except EHOSTUNREACH:
-        return []
+        return [], []
+    rows: list[Row] = found["agents"]
     for row in rows:
         if "command" in row:
             row["command"] = [native(word) for word in row["command"]]
             row["project"] = row["project"] and native(row["project"])
-    return sorted(rows, key=lambda one: one["number"])
+    return sorted(rows, key=lambda one: one["number"]), found["quarantined"]
 
 
 def _print_table(rows: Sequence[Row]) -> None:
@@ -112,7 +116,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     known = "memory" in row
     return (
         row["name"],
-        row["state"],
+        "quarantined" if row["quarantined"] else row["state"],
         row.get("level") or row["isolation"] or "-",
         row["limits"] if known else "-",
         str(row.get("pid") or "-"),
@@ -172,6 +176,19 @@ def resume(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     """Let paused agents go on."""
     said = lambda name, done: f"resumed  {name}" + ("" if done["was"] else " (it ran)")  # noqa: E731
     return _each(names, every, "resume", lambda name: Hold(agent=name, hold=False), said, as_json)[1]
+
+
+@click.command()
+@click.argument("name")
+@click.option("--reason", default="", metavar="TEXT", help="Kept with the release.")
+@output_option
+def release(name: str, reason: str, as_json: bool) -> None:
+    """End the quarantine of agent NAME: it may be started again. It is not; what it held stays revoked."""
+    ask(Release(agent=name, reason=reason))
+    if as_json:
+        print_json({"released": name})
+    else:
+        click.echo(f"released  {plain(name)}")
 
 
 @click.command()
@@ -274,7 +291,9 @@ def wait(name: str, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        click.echo(f"{plain(found['agent'])}  {found['state']}  {plain(found['reason'] or '')}".rstrip())
+        killed = found["state"] == "completed" and found["status"] == -1  # on request; nobody would call it completed
+        how = found["reason"] if killed else f"{found['state']}  {found['reason'] or ''}".rstrip()
+        click.echo(plain(f"{found['agent']}  {how}"))
     status = found["status"]
     return status if status >= 0 else 137 if status == -1 else 128 - status
 

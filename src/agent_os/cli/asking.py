@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import click
+
+from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Body
 
 
@@ -27,6 +30,13 @@ def listen(request: Body, heard: Callable[[Any], object]) -> None:
         return
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+
+
+def confirm(question: str, otherwise: str, again: str) -> None:
+    """Ask before something is lost. Where nobody can be asked, EINVAL tells what would be, and how to mean it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise EINVAL("confirm", otherwise, hint=again)
+    click.confirm(question, abort=True, err=True)
 
 
 async def _receive(request: Body, heard: Callable[[Any], object], start: bool) -> Any:

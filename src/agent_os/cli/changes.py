@@ -84,7 +84,7 @@ def tell(workspace: Entry, lists: Mapping[str, Sequence[Entry]], *, dry_run: boo
     say(f"{did} {count(lists.get('committed', ()))} to {project(workspace)}")
     for title in ("withheld", "refused", "failed"):
         for change in lists.get(title, ()):
-            reason = change["refused"] if title != "withheld" else "executed or read as configuration by tools"
+            reason = change["refused"] if title != "withheld" else "tools execute or obey it, or a rule asks about it"
             say(f"{title}  {change['shown']}  {reason}")
     for conflict in lists.get("conflicts", ()):
         say(f"conflict  {conflict['shown']}  {conflict['reason']}")

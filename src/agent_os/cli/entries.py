@@ -101,7 +101,26 @@ def _of_park(body: Mapping[str, Any]) -> str:
     return f"the outcome of entry {body.get('intent', '?')}, {body.get('op', '?')}, is unknown"
 
 
+def _of_grant(body: Mapping[str, Any]) -> str:
+    return f"c-{body.get('handle', '?')} {body.get('capability', '')} by {body.get('by', '?')}"
+
+
+def _of_revoke(body: Mapping[str, Any]) -> str:
+    if "approval" in body:
+        return f"{body['approval']} {body.get('capability', body.get('why', ''))}".strip()
+    taken = " ".join(f"c-{number}" for number in body.get("handles", ()))
+    return f"{taken} by {body.get('by', '?')}" + (", for the future only" if body.get("future_only") else "")
+
+
+def _of_approval(body: Mapping[str, Any]) -> str:
+    state = body.get("state", "")
+    told = "a person is asked" if state == "pending" else state if state else "forgotten"
+    by = f" by {body['decided_by']}" if body.get("decided_by") else ""
+    return f"{body.get('id', body.get('forgotten', '?'))}: {told}{by}"
+
+
 _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "approval": _of_approval,
     "signal": _of_signal,
     "spawn": _of_event,
     "state": _of_event,
@@ -113,6 +132,8 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "deliver": _of_notice,
     "resolve": _of_resolve,
     "park": _of_park,
+    "grant": _of_grant,
+    "revoke": _of_revoke,
 }
 
 

@@ -12,6 +12,7 @@ import click
 
 from agent_os.abi.syscalls import Events
 from agent_os.cli.asking import listen
+from agent_os.cli.calls import calls_of, is_lost
 from agent_os.cli.changes import say
 from agent_os.cli.entries import Entry, deed, jsonable, line, name_of, refused, when
 from agent_os.cli.output import output_option, paint, plain, print_json, width
@@ -26,16 +27,48 @@ _TRACED = 1000  # entries
 @click.option("--type", "kinds", multiple=True, metavar="KIND", help="Only these: result, signal, exit … Repeatable.")
 @click.option("--agent", metavar="NAME", help="Only what this agent did, or an operator (local:1000), or kernel.")
 @click.option("--cursor", type=click.IntRange(0), metavar="SEQ", help="Everything after this entry.")
+@click.option("--calls", is_flag=True, help="Only calls, as agentctl policy diff reads them: by default all there are.")
 @output_option
 def events(
-    follow: bool, last: int | None, kinds: tuple[str, ...], agent: str | None, cursor: int | None, as_json: bool
+    follow: bool,
+    last: int | None,
+    kinds: tuple[str, ...],
+    agent: str | None,
+    cursor: int | None,
+    calls: bool,
+    as_json: bool,
 ) -> None:
-    """Show what happened: every call, refusal, signal, start and end, as the journal has it."""
-    if last is None and cursor is None:
+    """Show what happened: every call, refusal, signal, start and end, as the journal has it.
+
+    \b
+      agentctl events --calls > calls.jsonl
+      agentctl policy diff new.toml --calls calls.jsonl
+    """
+    if last is None and cursor is None and not calls:
         last = 20
     start = 0 if cursor is None else cursor + 1
     request = Events(agent=agent, start=start, last=last, follow=follow, bodies=True)
-    show(request, as_json=as_json, kinds=kinds)
+    if calls:
+        _show_calls(request, kinds)
+    else:
+        show(request, as_json=as_json, kinds=kinds)
+
+
+def _show_calls(request: Events, kinds: Iterable[str]) -> None:
+    wanted, lost = set(kinds), 0
+
+    def heard(page: list[Entry]) -> None:
+        nonlocal lost
+        for entry in page:
+            if wanted and entry["kind"] not in wanted:
+                continue
+            for call in calls_of(entry):
+                print_json(call)
+            lost += is_lost(entry)
+
+    listen(request, heard)
+    if lost:
+        say(f"{lost:,} calls are left out: what they were about was erased, or is too large to be told")
 
 
 def show(request: Events, *, as_json: bool, kinds: Iterable[str] = ()) -> None:

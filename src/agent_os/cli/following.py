@@ -24,14 +24,15 @@ from agent_os.client.start import session
 from agent_os.client.wire import Client, Stream
 
 Entry = dict[str, Any]
+_MOST_SAID = 1 << 20  # bytes that are kept to be compared
 
 
 class Lost(Exception):
-    """The kernel went away under an agent; `shown` bytes of its output had come by then."""
+    """The kernel went away under an agent; by then it had `said` so much, or begun so."""
 
-    def __init__(self, name: str, shown: int) -> None:
+    def __init__(self, name: str, said: bytes) -> None:
         super().__init__(name)
-        self.name, self.shown = name, shown
+        self.name, self.said = name, said
 
 
 @dataclass
@@ -68,17 +69,18 @@ async def run(order: dict[str, Any], *, quiet: bool) -> Outcome:
         try:
             return await following.to_the_end(started["name"])
         except EPIPE as error:
-            raise Lost(started["name"], following.shown) from error
+            raise Lost(started["name"], bytes(following.said)) from error
 
 
-async def go_on(name: str, shown: int) -> dict[str, Any]:
+async def go_on(name: str, said: bytes) -> dict[str, Any]:
     """Start the kernel again and follow an agent that lives on from its record; how it ended."""
     async with session() as (client, _):
-        stream = client.stream(Logs(agent=name, follow=True, skip=shown))
-        tamer = Tamer() if os.isatty(2) else None
+        stream = client.stream(Logs(agent=name, follow=True, newest=True))
+        tamer, unsaid = Tamer() if os.isatty(2) else None, Unsaid(said)
         try:
             while True:
                 data, size = await stream.receive()
+                data = unsaid(data)
                 os.write(2, tamer.feed(data) if tamer else data)
                 stream.give(size)
         except StopAsyncIteration:
@@ -86,12 +88,31 @@ async def go_on(name: str, shown: int) -> dict[str, Any]:
         return await client.call(Await(agent=name))
 
 
+class Unsaid:
+    """Leaves out what an output repeats of an earlier one: a replay says again what was said. From the first line on
+    that is another, all of it is shown."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self._line = b""  # what was left out of the line under way
+
+    def __call__(self, data: bytes) -> bytes:
+        pairs = enumerate(zip(self._said, data, strict=False))
+        same = next((at for at, (one, two) in pairs if one != two), min(len(self._said), len(data)))
+        self._line = (self._line + data[:same]).rpartition(b"\n")[2]
+        self._said = self._said[same:]
+        if same == len(data) or not self._said:
+            return data[same:]
+        self._said = b""
+        return self._line + data[same:]
+
+
 class _Following:
     def __init__(self, stream: Stream, interrupts: "_Interrupts", *, on_terminal: bool) -> None:
         self._stream, self._interrupts, self._on_terminal = stream, interrupts, on_terminal
         self._outcome = Outcome()
         self._name = ""
-        self.shown = 0  # bytes of its output
+        self.said = bytearray()  # the beginning of its output
 
     async def started(self) -> dict[str, Any]:
         """What the kernel says of the agent once it runs. Raises what kept it from that."""
@@ -134,7 +155,7 @@ class _Following:
             match value:
                 case [int(number), bytes(data)] if number in drains:
                     drains[number].put(data, size)
-                    self.shown += len(data)
+                    self.said += data[: _MOST_SAID - len(self.said)]
                     continue
                 case ["notice", str(text)]:
                     edge = "\r" if self._on_terminal else ""  # raw, it does not go back to the first column by itself

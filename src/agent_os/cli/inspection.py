@@ -24,14 +24,17 @@ def inspect(name: str, as_json: bool) -> None:
     _list("capabilities", [(f"c-{one['handle']}", one["capability"], one["origin"]) for one in facts["capabilities"]])
     _list("checkpoints", [(one["name"], "with state" if one["state"] else "") for one in facts["checkpoints"]])
     _list("unknown", [(f"#{one['seq']}", deed(one)) for one in facts["parked"]])
+    if facts["quarantined"]:
+        click.echo(f"nobody of its name is started until: agentctl release {plain(name)}")
     if facts["parked"]:
         click.echo(f"it waits for you: agentctl resolve {plain(name)} SEQ --done, --not-done or --fail")
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     detail = f" ({facts['detail']})" if facts.get("detail") else ""
+    state = "quarantined" if facts["quarantined"] else facts["state"]
     rows = [("name", facts["name"]), ("id", facts["id"]), ("kind", facts["kind"])]
-    rows += [("state", f"{facts['state']}{detail}"), ("isolation", facts["isolation"] or "-")]
+    rows += [("state", f"{state}{detail}"), ("isolation", facts["isolation"] or "-")]
     rows += [("incarnation", str(facts["incarnation"])), ("parent", facts["parent"] or "-")]
     if "age" in facts:
         rows += [("process", f"{facts['pid']}, {facts['processes']} in all"), ("age", age(facts["age"]))]

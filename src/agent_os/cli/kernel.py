@@ -14,6 +14,7 @@ from agent_os.abi.syscalls import Down, Leave, Status
 from agent_os.abi.text import native
 from agent_os.cli.changes import say
 from agent_os.cli.output import age, output_option, paint, plain, print_json, table
+from agent_os.cli.rules import alarm
 from agent_os.client import place
 from agent_os.client.start import connected
 from agent_os.client.wire import Client, connect
@@ -48,6 +49,7 @@ async def _up(detach: bool) -> int:
             f"{facts['version']}  pid {facts['pid']}  {place.control_socket()}" + ("" if new else "  (it ran)"),
         )
         _line("home", f"{native(facts['home'])}  {facts['entries']:,} entries in its journal")
+        _line("policy", _rules(facts["policy"]))
         found = await daemon.probe.isolation()
         _line("isolation", found.cause, found.status)
         if found.fix and found.status != "ok":
@@ -112,9 +114,24 @@ def status(as_json: bool) -> None:
         ("socket", place.control_socket()),
         ("home", native(facts["home"])),
         ("agents", agents),
+        *([("quarantine", _released(facts["quarantined"]))] if facts["quarantined"] else []),
         ("journal", f"{facts['journal']}  {facts['entries']:,} entries"),
+        ("policy", _rules(facts["policy"])),
     ]
     click.echo(table(rows))
+    alarm(facts["policy"])
+
+
+def _released(names: list[str]) -> str:
+    return f"{', '.join(names)}   agentctl release NAME lets one be started again"
+
+
+def _rules(policy: dict[str, Any]) -> str:
+    if not policy["files"]:
+        return "no rules: what agents hold decides"
+    count = sum(file["rules"] for file in policy["files"])
+    files = len(policy["files"])
+    return f"{count} rule{'s' * (count != 1)} in {files} file{'s' * (files != 1)}, {policy['mode']}"
 
 
 async def _status() -> dict[str, Any]:

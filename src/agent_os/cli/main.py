@@ -34,6 +34,7 @@ VERBS = {
     "kill": Verb("agent_os.cli.agents:kill", "Agents", "End agents and all they started, at once."),
     "pause": Verb("agent_os.cli.agents:pause", "Agents", "Hold agents still; their --timeout waits, too."),
     "resume": Verb("agent_os.cli.agents:resume", "Agents", "Let paused agents go on."),
+    "release": Verb("agent_os.cli.agents:release", "Agents", "Let a quarantined agent be started again."),
     "signal": Verb("agent_os.cli.agents:signal", "Agents", "Send an agent a signal."),
     "logs": Verb("agent_os.cli.agents:logs", "Agents", "Show what an agent wrote."),
     "wait": Verb("agent_os.cli.agents:wait", "Agents", "Wait for an agent to end, and end with its code."),
@@ -50,6 +51,16 @@ VERBS = {
     "resolve": Verb("agent_os.cli.checkpoint:resolve", "Record", "Say what became of an effect nobody knows about."),
     "backup": Verb("agent_os.cli.backup:backup", "Record", "Copy journal and store, while agents run."),
     "restore": Verb("agent_os.cli.backup:restore", "Record", "Put journal and store back as they were."),
+    "secrets": Verb("agent_os.cli.secrets:secrets", "System", "Keep secrets that agents use and never see."),
+    "approvals": Verb("agent_os.cli.approvals:approvals", "Authority", "List what waits for a person's decision."),
+    "approve": Verb("agent_os.cli.approvals:approve", "Authority", "Allow what an agent asks for."),
+    "deny": Verb("agent_os.cli.approvals:deny", "Authority", "Refuse what an agent asks for."),
+    "cap": Verb("agent_os.cli.cap:cap", "Authority", "Show, give and take back capabilities."),
+    "can": Verb("agent_os.cli.explain:can", "Authority", "Say whether an agent may do something."),
+    "explain": Verb("agent_os.cli.explain:explain", "Authority", "Say which step and rule decide, and what to do."),
+    "budget": Verb("agent_os.cli.budget:budget", "Authority", "Show and set what agents may spend."),
+    "cost": Verb("agent_os.cli.budget:cost", "Authority", "Show what was spent."),
+    "policy": Verb("agent_os.cli.policy:policy", "Authority", "Check, test and compare rules."),
     "up": Verb("agent_os.cli.kernel:up", "System", "Start the kernel and keep it; a run starts one by itself."),
     "down": Verb("agent_os.cli.kernel:down", "System", "Stop every agent, then the kernel."),
     "status": Verb("agent_os.cli.kernel:status", "System", "Show how the kernel is."),
@@ -113,6 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentOSError as error:
         errors.report(error, as_json=as_json)
         return failure or errors.exit_code(error)
+    except click.exceptions.NoArgsIsHelpError as error:  # a group of verbs by itself, as agentctl by itself
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
         _report_click(error, as_json)
         return failure or error.exit_code

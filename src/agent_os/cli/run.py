@@ -9,15 +9,20 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent_os.abi.errors import EPIPE
+from agent_os.abi.errors import ENOENT, EPIPE
 from agent_os.cli.changes import count, say, show, tell
 from agent_os.cli.errors import EXIT_INTERRUPTED
 from agent_os.cli.output import plain
+
+if TYPE_CHECKING:
+    from agent_os.cli.following import Lost
 
 _MOST_SHOWN = 20
 _AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
@@ -37,6 +42,23 @@ _KILLED = 137
     "--mount", "mounts", multiple=True, metavar="[rw:]SRC[:DST]", help="Show another path, read-only unless rw:."
 )
 @click.option("--net", multiple=True, metavar="HOST[:PORT]", help="Allow connections to a host. Repeatable.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME[=HOST]",
+    help="Let it use a bound secret, which it never sees, at http://127.0.0.1:3128/_api/NAME. Repeatable.",
+)
+@click.option(
+    "--cap", "caps", multiple=True, metavar="CAPABILITY", help="What it may do besides: 'tool:mail:call'. Repeatable."
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="0.50usd|RESOURCE=AMOUNT",
+    help="What it, and all it starts, may spend: cost, tokens, bytes, count, calls. Repeatable.",
+)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or pass yours on. Repeatable.")
 @click.option("--timeout", metavar="10s|5m|1h", help="Kill it after this long; exit code 124.")
 @click.option(
@@ -65,6 +87,9 @@ def run(
     workspace: str | None,
     mounts: Sequence[str],
     net: Sequence[str],
+    secrets: Sequence[str],
+    caps: Sequence[str],
+    budgets: Sequence[str],
     env: Sequence[str],
     timeout: str | None,
     limit: Sequence[str],
@@ -110,6 +135,9 @@ def run(
         "workspace": None if workspace is None else _portable([workspace])[0],
         "mounts": _portable(mounts),
         "net": list(net),
+        "secrets": list(secrets),
+        "caps": list(caps),
+        "budget": _budget(budgets),
         "env": _portable(env),
         "timeout": timeout,
         "limit": list(limit),
@@ -124,16 +152,23 @@ def run(
     return _leave_running(order, quiet) if detach else _follow(order, quiet)
 
 
+def _budget(words: Sequence[str]) -> dict[str, int]:
+    from agent_os.cli.budget import parse_limits
+
+    return {resource: amount for resource, amount in parse_limits(words).items() if amount is not None}
+
+
 def _follow(order: dict[str, Any], quiet: bool) -> int:
     from agent_os.cli.following import Lost
     from agent_os.cli.following import run as follow
 
+    begun = time.monotonic()
     try:
         outcome = asyncio.run(follow(order, quiet=quiet))
     except asyncio.CancelledError:  # interrupted twice before there was an agent
         raise click.Abort from None
     except Lost as lost:
-        return _go_on(lost.name, lost.shown) if "file" in order else _killed()
+        return _go_on(lost, order, begun, quiet) if "file" in order else _killed()
     except EPIPE:
         return _killed()
     finally:
@@ -156,23 +191,36 @@ def _killed() -> int:
     return _KILLED
 
 
-def _go_on(name: str, shown: int) -> int:
+def _go_on(lost: "Lost", order: dict[str, Any], begun: float, quiet: bool) -> int:
     """An agent that speaks to the kernel has a record, from which it goes on under the next kernel."""
     from agent_os.cli.following import go_on
 
+    name = lost.name
     say(f"{name}  the kernel was killed; it is started again, and {name} goes on from its record")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        ended = asyncio.run(go_on(name, shown))
+        ended = asyncio.run(go_on(name, lost.said))
     except KeyboardInterrupt:
         say(f"{name}  runs on   agentctl logs -f {name}   agentctl kill {name}")
         return EXIT_INTERRUPTED
     if ended["result"] is not None:
         _show_result(ended["result"])
-    why = f": {plain(ended['reason'])}" if ended["reason"] else ""
-    say(f"{name}  {ended['state']}{why}   agentctl diff {name} shows what it changed")
     code = ended["status"]
+    if not quiet:
+        how = plain(ended["reason"] or f"ended {code}")
+        say(f"{name}  {how} after {time.monotonic() - begun:.1f} s   what it was refused: agentctl trace {name}")
+        if order["after"] == "keep" and not order["snapshot"]:
+            _tell_kept_of(name)
     return code if 0 <= code < 256 else _KILLED
+
+
+def _tell_kept_of(name: str) -> None:
+    """What there is to decide about, if anything is."""
+    from agent_os.cli.work import ask
+
+    with suppress(ENOENT):
+        if changes := ask("diff", name).lists.get("changes"):
+            _tell_kept(name, changes)
 
 
 def _show_result(result: Any) -> None:
@@ -203,7 +251,11 @@ def _leave_running(order: dict[str, Any], quiet: bool) -> int:
 def _authored(command: Sequence[str]) -> dict[str, Any] | None:
     """`FILE.py[:NAME]`, if that is what was written: an agent of somebody who wrote it for us."""
     named = _AUTHORED.fullmatch(command[0])
-    if not named or not os.path.isfile(named["file"]):
+    if not named:
+        return None
+    if not os.path.isfile(named["file"]):
+        if named["function"] and not os.path.exists(command[0]):
+            raise ENOENT("program.file", f"there is no file {named['file']}", hint="agentctl run FILE.py:NAME")
         return None
     from agent_os.cli.interpreter import authors_python
 
@@ -236,22 +288,31 @@ def _summarise(facts: dict[str, Any], changes: list[dict[str, Any]]) -> None:
         "exited": f"ended {facts['code']}",
         "timeout": "killed by its --timeout",
         "interrupted": "stopped by you",
-        "killed": "killed by agentctl kill",
+        "killed": f"killed by {'SIGPOLICY' if facts['violation'] else 'agentctl kill'}",
         "disk": f"killed: its workspace outgrew its disk limit of {disk} MB (more: --limit disk_mb={2 * disk})",
         "tmp": f"killed: its /tmp outgrew its limit of {tmp} MB (more: --limit tmp_mb={2 * tmp})",
         "memory": f"killed: it used more than its memory limit of {memory} MB (more: --limit memory_mb={2 * memory})",
         "launcher": "killed: the launcher ended",
     }
     say(f"{name}  {endings[facts['ending']]} after {facts['seconds']:.1f} s  isolation {facts['level']}")
+    if facts["violation"]:
+        say(f"violation  {plain(facts['violation'])}   it is quarantined: agentctl release {name}")
     for note in facts["notes"]:
         say(f"note  {plain(_native(note))}")
     for what, times, allowing in facts["refusals"]:
         allow = f"   allow: {allowing}" if allowing else ""
         say(f"refused  {plain(_native(what))}  {times}×{allow}")
+    for what, times in facts["failures"]:
+        say(f"failed  {plain(_native(what))}  {times}×")
+    for what, times in facts["expired"]:
+        say(f"expired  {plain(what)}  {times}×   nobody answered in time: agentctl approvals --all --agent {name}")
     if facts["kept"]:
         kept = facts["workspace"]["workspace"]
-        hidden = len(changes) - _MOST_SHOWN
-        show(changes[:_MOST_SHOWN], sys.stderr)
-        say(count(changes) + (f" ({hidden} not shown here)" if hidden > 0 else ""))
-        again = f"   agentctl run --restore {kept} -- CMD" if facts["workspace"]["snapshot"] else ""
-        say(f"next  agentctl diff --patch {kept}   agentctl commit {kept}   agentctl discard {kept}{again}")
+        _tell_kept(kept, changes, f"   agentctl run --restore {kept} -- CMD" if facts["workspace"]["snapshot"] else "")
+
+
+def _tell_kept(kept: str, changes: list[dict[str, Any]], again: str = "") -> None:
+    hidden = len(changes) - _MOST_SHOWN
+    show(changes[:_MOST_SHOWN], sys.stderr)
+    say(count(changes) + (f" ({hidden} not shown here)" if hidden > 0 else ""))
+    say(f"next  agentctl diff --patch {kept}   agentctl commit {kept}   agentctl discard {kept}{again}")

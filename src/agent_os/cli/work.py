@@ -221,7 +221,7 @@ def _ask_for_protected(report: Answer, paths: list[str | bytes]) -> Answer:
     shown = ask("diff", report.name, patch=True)
     changes = shown.lists.get("changes", [])
     withheld = [index for index, change in enumerate(changes) if change["protected"]]
-    say("These files are executed or read as configuration by tools:")
+    say("Tools execute or obey these files, or a rule asks about them:")
     show(changes[index] for index in withheld)
     show_patches(shown.patches.get(index, "") for index in withheld)
     if not click.confirm("Commit them too?", default=False, err=True):

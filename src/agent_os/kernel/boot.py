@@ -6,7 +6,11 @@ from pathlib import Path
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EINVAL
 from agent_os.drivers.store import Store
+from agent_os.kernel import governing
+from agent_os.kernel.authority.policy.layers import Current
+from agent_os.kernel.authority.policy.loading import ORGANISATION
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.tooling import Tool
@@ -20,17 +24,35 @@ async def boot(
     auto: bool = False,
     env: Mapping[str, str] | None = None,
     agents: bool = True,
+    organisation: Path = ORGANISATION,
 ) -> Kernel:
     journal = Journal.open(store, home=home)  # verified before anything is believed
-    kernel = Kernel(store, journal, home=home, env=env or {}, auto=auto)  # table, files, gate, signals, tools
+    policy = await _policy(journal, home, organisation)  # without its rules nothing runs
+    # table, files, gate, signals, tools
+    kernel = Kernel(store, journal, home=home, env=env or {}, auto=auto, policy=policy)
     for tool in tools:  # before anything is settled: recovery may have to ask them
         kernel.tools.register(tool)
     about = frames.encode_body({"pid": os.getpid(), "entries": store.size()})
     await journal.record(Draft("kernel", Kind.BOOT, body=about), sync=True)  # from here on it is on the record
+    kernel.governing = governing.Governing(kernel, organisation)
+    await journal.record(kernel.governing.at_boot(), sync=True)
     if agents:
-        from agent_os.kernel import auditing, operator  # need Linux; embedding programs do not
+        # These need Linux; embedding programs do not.
+        from agent_os.kernel import asking, auditing, granting, operator, rules, safe
 
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
-        kernel.operations = {**operator.PREPARE, **auditing.PREPARE}  # what operators may ask
+        for door in (operator, auditing, safe, asking, granting, rules):
+            kernel.operations = {**kernel.operations, **door.PREPARE}
     await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
+    kernel.start(kernel.governing.watch())  # a changed policy file is in force a moment later
+    kernel.start(kernel.governing.watch_covers())  # what is covered stays so, or whoever would see it ends
     return kernel
+
+
+async def _policy(journal: Journal, home: Path | None, organisation: Path) -> Current:
+    try:
+        return governing.current(home, organisation)
+    except EINVAL as error:
+        await journal.record(governing.broken("kernel", error, "boot"), sync=True)
+        await journal.close()
+        raise

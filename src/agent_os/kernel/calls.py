@@ -6,12 +6,22 @@ few are made for every call and a dataclass takes four times as long to fill.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
+from agent_os.abi.errors import EIO, AgentOSError
 from agent_os.abi.syscalls import Effect
 from agent_os.drivers.store import Blob, Put
+
+if TYPE_CHECKING:
+    from agent_os.kernel.authority.handles import Handle, Holdings
+    from agent_os.kernel.authority.labels import Label
+
+CONNECTION = 0  # in place of a syscall's number: what an agent does by its proxy
+SAID = "said"  # among the facts of a call: names of its file that links led away from
+Answer = Callable[[Raw, AgentOSError | None], None]  # to a call, once
+GO, PARK = object(), object()  # what a step of the gate says: go on, or wait for a person
 
 
 class Stream(Protocol):
@@ -57,6 +67,40 @@ class Done(Struct):
     puts: Sequence[Put] = ()
     blobs: Sequence[Blob] = ()
     kept: Any = None  # what the record keeps as the value, where that is something else
+    label: "Label | None" = None  # of what was read or told of, where the kernel keeps one
+    spent: Mapping[str, float] | None = None  # None: all that was reserved
+
+
+class Door(Struct):
+    """For what is no syscall but a connection. The gate decides and records a refusal; whoever stands at the door
+    writes what was allowed, looks again after every wait, and says what it came to (`Gate.confirm`, `tell`, `told`)."""
+
+    find: "Callable[[Holdings], Sequence[Handle]]"  # what it rests on
+    told: Mapping[str, Any]  # what was wanted, for the record of a refusal
+    hides: str = ""  # a host, of which it may reach anything unseen
+    leads: Sequence[Need] = ()  # the same under other names, once they are known; rules may be about those
+    stream: bool = False  # what it sends is yet to come
+    sends: bool = False  # a body, whatever its method promises
+
+
+class Leave(Protocol):
+    """The gate's word for a deed that takes time. It is there from the deed's first moment to its last."""
+
+    def confirm(self) -> None:
+        """After every wait. Raises what forbids it by now."""
+        ...
+
+    def commit(self) -> None:
+        """The same before what cannot be taken back: from here on nobody stops it, nor does its deadline."""
+        ...
+
+    def grow(self, more: Mapping[str, int]) -> None:
+        """Before it uses more than was known of when it began. EBUDGET: there is not so much."""
+        ...
+
+    async def bring(self, label: "Label | None") -> None:
+        """Before its caller gets the first piece of something: it carries that now, and the record says so."""
+        ...
 
 
 class Act(Struct):
@@ -73,9 +117,19 @@ class Act(Struct):
     effect: Effect = Effect.PURE
     record: Any = None
     can_stop: bool = True  # it may be cancelled, by its caller or its deadline, and then says truly how it ended
+    facts: Mapping[str, Any] = {}  # about the call, for constraints: port, args, size, …
     cost: Mapping[str, float] = {}  # to be reserved before it happens
     ask: str = ""  # why a person must be asked first
     answered: Callable[[], None] | None = None  # called when the record is committed, just before the answer leaves
+    door: Door | None = None
+    label: "Callable[[], Label | None] | None" = None  # of what it tells of where `Done` has none, so of an error too
+    leave: Leave | None = None  # given by the gate to a deed that takes time
+
+
+def leave_of(act: Act) -> Leave:
+    if act.leave is None:
+        raise EIO("gate.leave", "what takes time has no leave of the gate")
+    return act.leave
 
 
 class Asked(Struct):

@@ -1,10 +1,11 @@
 """Checkpoints: a named moment of an agent that a replay can start from.
 
 A checkpoint is one journal entry: name, the place in the agent's record, the versions of its files, its signal mask,
-hashes of its workspace, and, if the agent gave one, its own state. With a state a replay starts there; without, at the
-beginning.
+hashes of what it may read of its workspace, what it carried, and, if the agent gave one, its own state. With a state a
+replay starts there; without, at the beginning.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,17 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Checkpoint, Effect
 from agent_os.drivers.store import Put
-from agent_os.kernel.calls import Act, Done, Way
+from agent_os.kernel.authority.labels import Label, joined, of_words
+from agent_os.kernel.authority.policy.rules import Effect as Verdict
+from agent_os.kernel.authority.ruling import weigh
+from agent_os.kernel.calls import Act, Done, Need, Way
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.opened import is_held
 from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.signals import KERNEL
 from agent_os.kernel.table import Agent
+from agent_os.kernel.vfs.paths import composed
+from agent_os.kernel.vfs.root import WORK
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 EVERY = 1000  # entries
 MOST = 16  # of an agent; the oldest goes when another comes
 _LONGEST_NAME = 128
+_AT_ONCE = 500  # files that are judged before others have their turn
 _BUCKET = "checkpoints"
 
 
@@ -71,6 +79,7 @@ class Checkpoints:
         require_name(name)
         facts, puts = await self._facts(agent, name, state, True)
         draft = Draft(agent.id, Kind.CHECKPOINT, agent.incarnation, body=frames.encode_body(facts))
+        draft.label = facts["label"]
         await self._kernel.journal.record(draft, sync=True, puts=puts)
         return {"checkpoint": name, "at": facts["aseq"]}
 
@@ -78,8 +87,10 @@ class Checkpoints:
         kernel = self._kernel
         root = agent.files
         hashes: dict[str, str] = {}
-        if work and any(one["path"] == "/work" for one in root.mounts()):
-            hashes = await self._while_still(agent)
+        label = kernel.authority.labels.of(agent.id)
+        if work and root.backend(WORK):
+            hashes = await self._readable(agent, await self._while_still(agent))
+            label = label.join(root.source(Need("file", "read", WORK))) if hashes else label
         taken = kernel.vfs.snapshot(root, name)
         facts = {
             "name": name,
@@ -89,6 +100,7 @@ class Checkpoints:
             "versions": dict(taken.versions),
             "mask": sorted(agent.mask),
             "work": hashes,
+            "label": label.words(),
         }
         puts = [*taken.puts, *self._make_room(agent, name)]
         return facts, [*puts, Put(_BUCKET, f"{agent.id}\0{name}", frames.encode_body(facts))]
@@ -116,9 +128,28 @@ class Checkpoints:
             if thaw and agent.running:
                 await agent.running.thaw()
 
+    async def _readable(self, agent: Agent, hashes: dict[str, str]) -> dict[str, str]:
+        """Those of files that it may read: a hash shows whether a guess is right."""
+        root, held, policy = agent.files, agent.holdings, self._kernel.authority.policies.of(agent.id)
+        everything = Need("file", "read", f"{WORK}/**")  # only a subtree covers that
+        if policy.silent and is_held(root, held, everything):
+            return hashes
+        allowed: dict[str, str] = {}
+        for count, (path, one) in enumerate(hashes.items(), 1):
+            need = Need("file", "read", f"{WORK}/{composed(path)}")
+            if is_held(root, held, need) and weigh(policy, agent, [need]).effect is Verdict.ALLOW:
+                allowed[path] = one
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return allowed
+
     def listing(self, agent: Agent) -> Mapping[str, str]:
         """The agent's own checkpoints, as its `/state/checkpoints` shows them."""
-        return {f"{facts['name']}.json": json.dumps(facts, default=str) + "\n" for facts in self.of(agent.id)}
+        return {_file(facts): json.dumps(facts, default=str) + "\n" for facts in self.of(agent.id)}
+
+    def label(self, agent: Agent, path: str) -> Label:
+        """Of one of them, or of all: a state is what the agent had taken in by then, perhaps in an earlier life."""
+        return joined(of_words(facts.get("label", ())) for facts in self.of(agent.id) if path in ("", _file(facts)))
 
     def of(self, agent_id: str) -> list[dict[str, Any]]:
         return [decode_any(value) for _, value in self._kernel.store.items(_BUCKET, f"{agent_id}\0")]
@@ -128,6 +159,10 @@ class Checkpoints:
         with_state = [facts for facts in self.of(agent.id) if facts["state"] is not None]
         newest = max(with_state, key=lambda facts: facts["aseq"], default=None)
         return newest if newest and newest["aseq"] >= agent.first_aseq else None
+
+
+def _file(facts: Mapping[str, Any]) -> str:
+    return f"{facts['name']}.json"
 
 
 def require_name(name: str) -> None:

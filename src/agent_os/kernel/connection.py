@@ -26,8 +26,8 @@ from agent_os.kernel.calls import Asked
 from agent_os.kernel.table import Agent
 
 if TYPE_CHECKING:
-    from agent_os.kernel.gate import Passing
     from agent_os.kernel.kernel import Kernel
+    from agent_os.kernel.passing import Passing
     from agent_os.kernel.table import Caller
 
 OPEN_CALLS = 64

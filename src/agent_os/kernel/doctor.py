@@ -102,7 +102,8 @@ async def _hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def _get(place: tuple[str, int], url: str) -> int:
     """The status of one request through the proxy; 0 if it just hung up."""
     reader, writer = await asyncio.open_connection(*place)
-    writer.write(f"GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    host = url.removeprefix("http://").rstrip("/")
+    writer.write(f"GET {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     line = (await reader.readline()).split()
     writer.close()
     return int(line[1]) if len(line) > 1 else 0

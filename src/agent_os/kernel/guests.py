@@ -1,111 +1,52 @@
 """Every agent that has a process: started from an order, followed, and given back to the table when it is gone.
 
 In: an order (`orders.Written` as a map), and perhaps a client's stream. Out: an `Agent` of the table whose `running`
-is a `Run` here, and at its end an `Outcome` that was settled: its changes kept, committed or thrown away as ordered.
+is a `Run`, and at its end an `Outcome` that was settled: its changes kept, committed or thrown away as ordered.
 Owns the launchers. One client can follow an agent over its incarnations.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
-from agent_os.abi.errors import EINVAL, EPIPE, ESRCH, AgentOSError
+from agent_os.abi.errors import EBUSY, EINVAL, EISOLATION, ESRCH, AgentOSError
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.text import native
 from agent_os.drivers.store import Put
-from agent_os.kernel import orders, plan, process
+from agent_os.kernel import endowment, orders, plan, process, programs, safe
 from agent_os.kernel.allowance import ENTRY
 from agent_os.kernel.authority import capability
-from agent_os.kernel.calls import Stream
+from agent_os.kernel.authority.answers import Approval
+from agent_os.kernel.egress.naming import granted as net_granted
+from agent_os.kernel.egress.naming import named, require_endpoint
+from agent_os.kernel.opened import Mounted
 from agent_os.kernel.outputs import Output
+from agent_os.kernel.outward import Outward
 from agent_os.kernel.process import Guest, Outcome
 from agent_os.kernel.pumps import Pipes, Pumps
 from agent_os.kernel.records import Records
+from agent_os.kernel.running import Follower, Run
+from agent_os.kernel.settling import Settled, ending, settle
 from agent_os.kernel.table import Actor, Agent, AgentKind, Ended, qualified
 from agent_os.kernel.workspace import Workspaces, new_name
-from agent_os.kernel.workspace.landing import Report
 from agent_os.sandbox.spawner import Launcher, SandboxError
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-OWN_WORK = "file:/work/**:read,write,delete"  # what an author's agent may do that an operator starts
 log = logging.getLogger("agent_os.guests")
-_TO_LEAVE = 2.0  # seconds between an agent's own last word and its end
 _RESERVED = "kernel"  # its log would be ours
-
-
-@dataclass(eq=False)
-class Follower:
-    """A client at an agent, for as long as the call lasts."""
-
-    stream: Stream
-    owner: Actor
-    notices: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
-
-    def notice(self, text: str) -> None:
-        """Told beside the output, and never waited for."""
-
-        async def tell() -> None:
-            with suppress(EPIPE):
-                await self.stream.send(["notice", text])
-
-        task = asyncio.create_task(tell())
-        self.notices.add(task)
-        task.add_done_callback(self.notices.discard)
-
-
-@dataclass(frozen=True)
-class Settled:
-    """How a run ended, and what became of its changes."""
-
-    outcome: Outcome
-    kept: bool  # there is something left to decide about
-    report: Report | None = None  # of the commit that was ordered
-    note: str = ""  # why something else happened than was ordered
-
-
-class Run:
-    """One incarnation: its process, its streams, its end. What the table knows as `running`."""
-
-    def __init__(self, agent: Agent, guest: Guest, pumps: Pumps) -> None:
-        self.agent, self.guest, self._pumps = agent, guest, pumps
-        self.task: asyncio.Task[None] | None = None
-
-    async def freeze(self) -> bool:
-        return await self.guest.freeze()
-
-    async def thaw(self) -> bool:
-        return await self.guest.thaw()
-
-    async def destroy(self) -> int:
-        return await self.guest.destroy()
-
-    def host_signal(self, number: int) -> None:
-        self.guest.host_signal(number)
-
-    async def finish(self) -> None:
-        """It said that it ends; it has a moment to do so."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TO_LEAVE):
-                await self.guest.process.wait()
-        await self.guest.process.kill()
-
-    async def outcome(self) -> Outcome:
-        """Everything it wrote is out when this returns. If this is cancelled, it is killed first."""
-        try:
-            outcome = await self.guest.finish()
-            await self._pumps.drained()
-            return outcome
-        finally:
-            await self._pumps.stop()
+_OVERTAKEN = "policy.changed"
+_MOST_MISSED = 3
 
 
 class Guests:
@@ -117,6 +58,7 @@ class Guests:
         self._last: dict[str, tuple[Outcome, orders.Written]] = {}  # of those that may live again
         self._under_way = 0  # starts and ends
         self.on_end: Callable[[], None] = lambda: None
+        kernel.authority.told = self._asked
 
     @property
     def home(self) -> Path:
@@ -142,6 +84,10 @@ class Guests:
         if follower := self._followers.get(agent.id):
             follower.notice(text)
 
+    def _asked(self, approval: Approval) -> None:
+        if follower := self._followers.get(approval.agent):
+            follower.hear(approval)
+
     # Start.
 
     async def start(
@@ -153,30 +99,49 @@ class Guests:
         caps: Sequence[str] = (),
         input: Any = None,
         follower: Follower | None = None,
+        place: Callable[[], None] = lambda: None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> Agent:
         """A running agent, or an error and nothing left of it. Cancelled: the same. An order that has been carried out
-        before continues: the same workspace, and whoever followed follows on."""
-        written = orders.read(order)
+        before continues: the same workspace, and whoever followed follows on. Whoever wants it may raise an error, with
+        nothing awaited between that and what it is asked about: that it gets a row, that its process is made."""
+        kernel, written = self._kernel, orders.read(order)
         here = orders.host_of(written, self.home)
-        wanted = _native(orders.parse(written, here), written)
+        parsed = orders.parse(written, here)
+        wanted = programs.order(parsed, written)
         name = name or written.name or new_name(native(written.file) if written.file else plan.title(wanted.argv))
         again = written.kind != ""
-        agent = self._admit(name, "native" if written.file else "guest", parent or written.parent, again)
         given = {"caps": [*caps] or written.caps, "input": written.input if input is None else input}
+        granted = [] if again else [require_endpoint(capability.parse(text)) for text in given["caps"]]
+        doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name)
+        program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"])
+        place()
+        agent = self._admit(name, "native" if written.file else "guest", parent or written.parent, again)
         agent.order = {**order, **given, "kind": agent.kind, "parent": agent.parent}
-        self._endow(agent, given["caps"])
+        agent.program = program
+        agent.named_hosts = named(wanted.net, doors)
+        if not again and agent.parent is None:
+            granted += net_granted(wanted.net, doors)
         if follower:
             self._followers[agent.id] = follower
             self._ends[agent.id] = asyncio.get_running_loop().create_future()
         self._under_way += 1
+        mounted: Sequence[Mounted] = ()
         try:
-            await self._spawn(agent, replace(wanted, again=again), here, written)
+            puts = [] if again else endowment.endow(kernel.authority, agent, granted, wanted, written.budget)
+            kernel.authority.live(agent.id, written.spawned)
+            life = endowment.begin(agent, parsed, kernel.end)
+            mounted = life.mounted
+            wanted = replace(programs.order_in_what_is_left(life.order, parsed, written), again=again, routes=doors)
+            wanted = await asyncio.to_thread(plan.complete, wanted, here)
+            puts = [*puts, *endowment.surround(kernel.authority, agent, wanted)]
+            await kernel.governing.begin(agent, wanted.project, again=again)
+            run = await self._spawn_covered(agent, wanted, here, written, puts, confirm)
+            run.mounted = mounted
         except BaseException as problem:
-            reason = problem.reason if isinstance(problem, AgentOSError) else "it was given up"
-            await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, f"not started: {reason}"))
-            if not again:
-                self._kernel.table.forget(agent)
-            await self.give_up(agent)
+            for one in mounted:
+                one.ended()
+            await self._not_started(agent, problem, again)
             raise
         finally:
             self._under_way -= 1
@@ -184,19 +149,66 @@ class Guests:
                 self.on_end()
         return agent
 
+    async def _not_started(self, agent: Agent, problem: BaseException, again: bool) -> None:
+        reason = problem.reason if isinstance(problem, AgentOSError) else "it was given up"
+        told = f"not started{' again' if again else ''}: {reason}"
+        if again:
+            self.notice(agent, told)
+        await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, told))
+        if not again:
+            self._kernel.table.forget(agent)
+        await self.give_up(agent)
+
     def _admit(self, name: str, kind: AgentKind, parent: str | None, again: bool) -> Agent:
         if name == _RESERVED:
             raise EINVAL("agent.name", f"{name!r} is ours", hint="choose another name")
+        self._kernel.check_admission(qualified(name))
         if not again:
             Workspaces(self.home).require_free(name)
-        self._kernel.check_admission(qualified(name))
         return self._kernel.table.admit(name, kind, parent=parent)
 
-    def _endow(self, agent: Agent, caps: Sequence[str]) -> None:
-        for text in caps:
-            agent.holdings.grant(capability.parse(text), "spawn")
-        if agent.kind == "native" and agent.parent is None:
-            agent.holdings.grant(capability.parse(OWN_WORK), "operator")
+    async def _spawn_covered(
+        self,
+        agent: Agent,
+        wanted: plan.Order,
+        here: plan.Host,
+        written: orders.Written,
+        puts: Sequence[Put],
+        confirm: Callable[[], None],
+    ) -> Run:
+        """Under the rules that are in force when its process is made. Those that come just then find it in the table,
+        perhaps without a process, so they are looked at after that."""
+        kernel, policies = self._kernel, self._kernel.authority.policies
+
+        def still(version: int) -> None:
+            confirm()
+            if version != policies.version:
+                raise EBUSY(_OVERTAKEN, "the rules changed while it was being started")
+
+        missed = 0  # what it is to see changed between our look and its mounts
+        while True:
+            version = policies.version
+            covered = await self._covered(agent.id, wanted)
+            try:
+                run = await self._spawn(agent, covered, here, written, puts, partial(still, version))
+            except EISOLATION as problem:
+                missed += 1
+                if problem.detail.get("errno") != errno.ESTALE or missed == _MOST_MISSED:
+                    raise
+                continue
+            except EBUSY as problem:
+                if problem.code != _OVERTAKEN:
+                    raise
+                puts = [*puts, *endowment.surround(kernel.authority, agent, wanted)]
+                continue
+            if version != policies.version:
+                kernel.start(kernel.governing.look_again(agent, covered))
+            return run
+
+    async def _covered(self, agent_id: str, wanted: plan.Order) -> plan.Order:
+        """The order, with all that rules forbid it to see covered. EINVAL: that is too much."""
+        covers = await asyncio.to_thread(self._kernel.governing.covers, agent_id, wanted)
+        return replace(wanted, covers=covers)
 
     async def give_up(self, agent: Agent) -> None:
         """It will not start any more. If an earlier life of it did, that is how it ended."""
@@ -205,16 +217,24 @@ class Guests:
         self._followers.pop(agent.id, None)
         self._ends.pop(agent.id, None)
 
-    async def _spawn(self, agent: Agent, wanted: plan.Order, here: plan.Host, written: orders.Written) -> None:
+    async def _spawn(
+        self,
+        agent: Agent,
+        wanted: plan.Order,
+        here: plan.Host,
+        written: orders.Written,
+        puts: Sequence[Put],
+        confirm: Callable[[], None],
+    ) -> Run:
         kernel, follower = self._kernel, self._followers.get(agent.id)
         stored = Put("agents", agent.id, frames.encode_body(agent.order))
-        records = Records(kernel.journal, agent.incarnation, (*kernel.table.puts(agent), stored))
+        records = Records(kernel.journal, agent.incarnation, (*kernel.table.puts(agent), *puts, stored))
         pipes = Pipes(plain=wanted.tty is None, fed=follower is not None)
         ours, theirs = socket.socketpair() if agent.kind == "native" else (None, None)
         try:
             launcher = await self._launcher(wanted, records, agent.name)
             fd = theirs.fileno() if theirs else None
-            guest = await process.start(wanted, pipes.theirs, here, launcher, records, agent.name, fd)
+            guest = await process.start(wanted, pipes.theirs, here, launcher, records, agent.name, fd, confirm)
         except BaseException:
             pipes.give_up()
             if ours:
@@ -226,23 +246,28 @@ class Guests:
         pipes.started()
         if guest.process.terminal is not None:
             pipes.attach(guest.process.terminal)
-        self._run(agent, guest, pipes, written)
+        run = self._run(agent, guest, pipes, written)
         if ours:
             ours.setblocking(False)
+            kernel.vfs.root(agent.id).call_work(str(wanted.project or ""))
             kernel.start(kernel.adopt(agent, ours, guest.process.workspace))
+        return run
 
-    def _run(self, agent: Agent, guest: Guest, pipes: Pipes, written: orders.Written) -> None:
+    def _run(self, agent: Agent, guest: Guest, pipes: Pipes, written: orders.Written) -> Run:
         follower = self._followers.get(agent.id)
         guest.notice = lambda text: self.notice(agent, text)
+        guest.asking = asking = Outward(self._kernel, agent)
+        guest.doors = safe.doors(self._kernel, agent, guest.order.routes, asking)
         guest.before_connecting = lambda: self._allow_connection(agent)
         output = Output(self.home, agent.name)
         kill = guest.strike if guest.order.tty else None  # the second Ctrl-C at its terminal, without any reaction
         pumps = Pumps(pipes, output, follower.stream if follower else None, kill)
         agent.isolation = guest.process.ready.level
-        agent.running = run = Run(agent, guest, pumps)
+        agent.running = run = Run(agent, guest, pumps, output)
         agent.become(Incarnation.RUNNING)
         pumps.start()
-        run.task = self._kernel.start(self._live(run, output, written))
+        run.task = self._kernel.start(self._live(run, written))
+        return run
 
     async def _allow_connection(self, agent: Agent) -> None:
         """A connection takes two entries of the journal. Whoever has written its share waits; without room, none."""
@@ -266,11 +291,20 @@ class Guests:
         output, and a workspace whose changes go nowhere. Whoever asked finishes it. Its socket is given as well."""
         plain = [native(mount).removeprefix("rw:") for mount in order.get("mounts", ())]
         work = order.get("workspace")
-        apart = {"mounts": plain, "net": [], "name": None, "after": "keep", "snapshot": None, "allow_protected": False}
+        apart = {
+            "mounts": plain,
+            "net": [],
+            "secrets": [],
+            "name": None,
+            "after": "keep",
+            "snapshot": None,
+            "allow_protected": False,
+        }
         apart["workspace"] = native(work).removeprefix("bind:") if work is not None else None
         written = orders.read({**order, **apart})
         here = orders.host_of(written, self.home)
-        wanted = _native(orders.parse(written, here), written)
+        wanted = plan.complete(programs.order(orders.parse(written, here), written), here)
+        wanted = await self._covered(agent_id, wanted)
         name = new_name(f"replay-{agent_id.rpartition('/')[2]}")
         records = Records(self._kernel.journal)
         launcher = await self._launcher(wanted, records, name)
@@ -289,14 +323,16 @@ class Guests:
 
     # The end.
 
-    async def _live(self, run: Run, output: Output, written: orders.Written) -> None:
+    async def _live(self, run: Run, written: orders.Written) -> None:
         agent = run.agent
         self._under_way += 1
         try:
             outcome = await run.outcome()
+            for one in run.mounted:
+                one.ended()
             self._last[agent.id] = (outcome, written)
             try:
-                await self._kernel.left(agent, _ending(outcome))
+                await self._kernel.left(agent, ending(outcome))
             except AgentOSError as error:  # the journal has failed; whoever follows must hear of the end all the same
                 log.error("the end of %s is not recorded: %s", agent.name, error)
             await asyncio.sleep(0)  # if it is to live again, it does now
@@ -304,7 +340,7 @@ class Guests:
                 self._last.pop(agent.id, None)
                 await self._settle(agent, outcome, written)
         finally:
-            output.close()
+            run.output.close()
             self._under_way -= 1
             self.on_end()
 
@@ -313,7 +349,12 @@ class Guests:
         return next((one for one in self._kernel.table if one.id == agent.id), None)
 
     async def _settle(self, agent: Agent, outcome: Outcome, written: orders.Written) -> None:
-        settled = await asyncio.to_thread(settle, outcome, written)
+        try:
+            if outcome.workspace and written.after == "commit":
+                await endowment.commit(self._kernel.authority, outcome.workspace)
+            settled = await asyncio.to_thread(settle, outcome, written, self._kernel.governing.judge)
+        except AgentOSError as error:  # the journal has failed
+            settled = Settled(outcome, kept=True, note=f"the state is kept as {outcome.name}, because {error.reason}")
         if (end := self._ends.get(agent.id)) and not end.done():
             end.set_result(settled)
 
@@ -356,74 +397,3 @@ class Guests:
         if self._starting:
             with suppress(SandboxError):
                 await (await self._starting).close()
-
-
-def settle(outcome: Outcome, written: orders.Written) -> Settled:
-    """Do with the changes what was ordered. Never raises for a workspace's sake: what cannot be done is kept."""
-    workspace = outcome.workspace
-    if workspace is None:
-        return Settled(outcome, kept=False)
-    try:
-        if written.snapshot:
-            return Settled(replace(outcome, workspace=workspace.keep_as(written.snapshot)), kept=True)
-        if not outcome.changes or written.after == "discard":
-            workspace.discard()
-            return Settled(outcome, kept=False)
-        if written.after == "commit" and not outcome.code:
-            report = workspace.commit(allow_protected=written.allow_protected)
-            if report.complete:
-                workspace.discard()
-            return Settled(outcome, kept=False, report=report)
-    except AgentOSError as error:
-        return Settled(outcome, kept=True, note=f"the state is kept as {outcome.name}, because {error.reason}")
-    ended = f"nothing was committed, because it ended {outcome.code}" if written.after == "commit" else ""
-    return Settled(outcome, kept=True, note=ended)
-
-
-def _ending(outcome: Outcome) -> Ended:
-    match outcome.ending:
-        case "exited" if outcome.code == 0:
-            return Ended(ExitClass.NORMAL, 0)
-        case "exited" if outcome.code > 128:
-            return Ended(ExitClass.SIGNAL, 128 - outcome.code, f"ended by signal {outcome.code - 128} of the host")
-        case "exited":
-            return Ended(ExitClass.ERROR, outcome.code, f"ended {outcome.code}")
-        case "interrupted" | "killed":
-            return Ended(ExitClass.REQUESTED, -1, outcome.ending)
-        case "timeout":
-            return Ended(ExitClass.TIMEOUT, -1, "its time was over")
-        case "memory":
-            return Ended(ExitClass.OOM, -1, "it used more memory than its limit")
-        case "launcher":
-            return Ended(ExitClass.LOST, -1, "the launcher ended")
-        case "disk" | "tmp":
-            return Ended(ExitClass.ERROR, -1, f"it outgrew its limit of {outcome.ending}")
-
-
-# Our package is loaded by its place: an agent may not list the folder around it, so Python would not find it there.
-BOOT = """
-import sys, importlib.util as util
-place = sys.argv.pop(1)
-if util.find_spec("agent_os") is None:
-    spec = util.spec_from_file_location("agent_os", f"{place}/__init__.py", submodule_search_locations=[place])
-    sys.modules["agent_os"] = util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["agent_os"])
-from agent_os.userland import native
-sys.exit(native.run(sys.argv[1:]))
-"""
-_PACKAGE = Path(__file__).resolve().parent.parent
-
-
-def _native(wanted: plan.Order, written: orders.Written) -> plan.Order:
-    """An author's agent runs under their own interpreter, with our package beside what that has."""
-    if written.file is None:
-        return wanted
-    if written.tty:
-        raise EINVAL("tty.native", "an @agent has no terminal: its output is plain", hint="agentctl run -T FILE.py")
-    file = Path(native(written.file))
-    places = [*([wanted.project] if wanted.project else []), *(mount.source for mount in wanted.mounts)]
-    if not file.is_file() or not any(file.resolve().is_relative_to(place) for place in places):
-        hint = f"--mount {file.parent}, or change to its directory"
-        raise EINVAL("file.outside", f"{file} is not there, or outside of what the agent will see", hint=hint)
-    argv = (native(written.python), "-c", BOOT, str(_PACKAGE), f"{native(written.file)}:{written.function}")
-    return replace(wanted, argv=(*argv, *wanted.argv), socket=True, shown=(_PACKAGE,))

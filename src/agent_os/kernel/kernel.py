@@ -14,23 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Raw
-
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind, Verdict
-from agent_os.abi.errors import EBUSY, EPERM, EPIPE, AgentKernelPanic, AgentOSError
+from agent_os.abi.errors import EBUSY, EINVAL, EPERM, EPIPE, AgentKernelPanic, AgentOSError
 from agent_os.abi.frames import Hello
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put, Store
-from agent_os.kernel import peers, recorded, syscalls
+from agent_os.kernel import opened, peers, recorded, syscalls
 from agent_os.kernel.allowance import ENTRY, Room
-from agent_os.kernel.calls import Asked, Way
+from agent_os.kernel.authority.authority import Authority
+from agent_os.kernel.authority.policy.layers import Current
+from agent_os.kernel.authority.questions import Asker
+from agent_os.kernel.authority.redaction import Redactor
+from agent_os.kernel.authority.ruling import PolicyStep
+from agent_os.kernel.authority.secrets import Safe
+from agent_os.kernel.authority.steps import ApprovalStep, BudgetStep, LabelStep
+from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.checkpoints import Checkpoints
 from agent_os.kernel.connection import Connection
-from agent_os.kernel.gate import Gate, Passing
+from agent_os.kernel.gate import Again, Gate
+from agent_os.kernel.governing import Governing
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.lives import Lives
+from agent_os.kernel.passing import QUARANTINE, RECORD, Passing, Steps, offence
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
 from agent_os.kernel.sleeps import Sleeps
@@ -41,8 +48,7 @@ from agent_os.kernel.vfs import Vfs
 if TYPE_CHECKING:
     from agent_os.kernel.operator import Guests
 
-Answer = Callable[[Raw, AgentOSError | None], None]
-_EXIT, _RECORD = 8, 7  # a syscall, a step of the gate
+_EXIT = 8  # a syscall
 _TURNED_AWAY_S = 1.0  # how long an agent is not heard after each call for which there is no room
 log = logging.getLogger("agent_os.kernel")
 
@@ -59,15 +65,24 @@ class Kernel:
         home: Path | None = None,
         env: Mapping[str, str] | None = None,
         auto: bool = False,
+        policy: Current | None = None,
+        anybody: bool = True,
     ) -> None:
         self.store, self.journal, self.home, self.env = store, journal, home, dict(env or {})
         self.auto = auto  # somebody's run started us: we end with it, unless `up` adopts us
         self.started_ns = time.time_ns()
         self.room = Room(home)
-        self.table = Table(store)
-        self.vfs = Vfs(store)
+        self.authority = Authority(journal, store, policy, anybody=anybody)
+        self.approvals, self.budgets = self.authority.approvals, self.authority.budgets
+        self.approvals.redact = self._redacted
+        self._safe: Safe | None = None
+        self.table = Table(store, self.authority.holdings)
+        self.vfs = Vfs(store, label=self.authority.labels.of)
+        self.vfs.lend_only(partial(opened.rests, self))
+        self.authority.shut = partial(opened.shut, self)
         self.tools = Tools()
-        self.gate = Gate(journal, store, partial(syscalls.prepare, self))
+        self.governing = Governing(self)
+        self.gate = self._gate()
         self.signals = Signals(self)
         self.sleeps = Sleeps(journal)
         self.checkpoints = Checkpoints(self)
@@ -88,6 +103,44 @@ class Kernel:
         journal.after_group += [self._flush, self.checkpoints.ask]
         journal.on_failure = self._journal_failed
 
+    def _gate(self) -> Gate:
+        authority = self.authority
+        policies, prepare = authority.policies, partial(syscalls.prepare, self)
+
+        def steps(again: Again) -> Steps:
+            return Steps(
+                PolicyStep(policies),
+                LabelStep(authority.labels, policies.flow, lambda agent: agent.named_hosts),
+                BudgetStep(authority.budgets, authority.alarm, authority.nearly),
+                ApprovalStep(authority.approvals, again, _asker),
+            )
+
+        return Gate(self.journal, self.store, prepare, policies, steps, self._violated)
+
+    def _violated(self, agent: Agent, error: AgentOSError) -> None:
+        """A rule forbids what it tried, and the refusal is on disk."""
+        if not agent.exit and not agent.quarantined:
+            agent.quarantined = True
+            self.start(self.signals.send(KERNEL, agent, AgentSignal.SIGPOLICY, offence(error)))
+
+    def _redacted(self, text: str) -> str:
+        """What people are shown, without the operator's secrets; where these cannot be opened, not at all."""
+        if self.home is None:
+            return text
+        try:
+            masked = Redactor(self.safe.needles())
+        except AgentOSError:
+            return "(withheld: the secrets cannot be opened)"
+        return (masked.feed(text.encode(errors="surrogatepass")) + masked.end()).decode(errors="replace")
+
+    @property
+    def safe(self) -> Safe:
+        """The operator's secrets, opened when they are first needed."""
+        if self.home is None:
+            raise EINVAL("home.none", "a kernel without a home keeps no secrets", hint="KernelSpace(home=…)")
+        self._safe = self._safe or Safe.of_home(self.home)
+        return self._safe
+
     # Calls.
 
     def enter(self, caller: Caller, asked: Asked, answer: Answer) -> Passing | None:
@@ -100,8 +153,7 @@ class Kernel:
             if self.room.low() and asked.op != _EXIT:
                 self._turn_away(caller, asked, answer)
                 return None
-        passing = self.gate.enter(caller, asked, answer)
-        return None if _must_finish(passing) else passing
+        return self.gate.enter(caller, asked, answer)
 
     def _turn_away(self, agent: Agent, asked: Asked, answer: Answer) -> None:
         """There is no room on the disk, so the call is not begun. That it was refused is on the record, because a
@@ -110,7 +162,7 @@ class Kernel:
         agent.allowance.exhaust(_TURNED_AWAY_S)
         body = recorded.body(asked.raw, frames.NIL, error, {})
         draft = Draft(agent.id, Kind.DECISION, agent.incarnation, asked.op, pos=asked.pos, seen=asked.seen, body=body)
-        draft.verdict, draft.step, draft.code, draft.isolation = Verdict.REFUSE, _RECORD, error.number, agent.isolation
+        draft.verdict, draft.step, draft.code, draft.isolation = Verdict.REFUSE, RECORD, error.number, agent.isolation
         try:
             self.journal.put(draft, sync=True, done=lambda: answer(frames.NIL, error))
         except AgentOSError as broken:
@@ -179,22 +231,25 @@ class Kernel:
     async def quarantine(self, agent: Agent, reason: str) -> None:
         """A violation: the agent is dead, holds nothing, and stays so until an operator releases it."""
         agent.quarantined = True
-        agent.holdings.revoke_all()
+        stripped, gone = self.authority.strip(agent.id)
         body = frames.encode_body({"quarantined": True, "reason": reason})
-        puts = [Put("quarantine", agent.id, reason.encode())]
+        puts = [Put(QUARANTINE, agent.id, reason.encode()), *gone]
         await self.journal.record(Draft(agent.id, Kind.STATE, agent.incarnation, body=body), sync=True, puts=puts)
-        if not agent.exit:
-            await self.end(agent, Ended(ExitClass.POLICY, -1, reason))
+        try:
+            if not agent.exit:
+                await self.end(agent, Ended(ExitClass.POLICY, -1, reason))
+        finally:
+            await self.authority.closed(stripped, lasting=False)  # mounts went with the process
 
     async def release(self, agent_id: str, reason: str) -> None:
         body = frames.encode_body({"quarantined": False, "reason": reason})
-        await self.journal.record(Draft(agent_id, Kind.STATE, body=body), puts=[Put("quarantine", agent_id, None)])
+        await self.journal.record(Draft(agent_id, Kind.STATE, body=body), puts=[Put(QUARANTINE, agent_id, None)])
         for agent in self.table:
             if agent.id == agent_id:
                 agent.quarantined = False
 
     def check_admission(self, agent_id: str) -> None:
-        if reason := self.store.get("quarantine", agent_id):
+        if reason := self.store.get(QUARANTINE, agent_id):
             hint = f"agentctl release {agent_id.rpartition('/')[2]}"
             raise EPERM("quarantined", f"{agent_id} is quarantined: {reason.decode()}", hint=hint)
 
@@ -260,12 +315,10 @@ class Kernel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.vfs.shutdown()
         if self.journal.failed is None:
-            await self.journal.record(Draft("kernel", Kind.HALT, body=frames.encode_body({"pid": os.getpid()})))
+            draft = Draft("kernel", Kind.HALT, body=frames.encode_body({"pid": os.getpid()}))
+            await self.journal.record(draft, puts=self.authority.close())
         await self.journal.close()
 
 
-def _must_finish(passing: Passing) -> bool:
-    """Whether a call has no end but its own, also if its caller dies: a tool that acts outside must not be cut off in
-    the middle. A write whose data is still coming has not begun to act."""
-    act = passing.act
-    return act.way is Way.EFFECT and act.can_stop and not getattr(passing.asked.request, "stream", False)
+def _asker(agent: Agent) -> Asker:
+    return Asker(agent.id, agent.program, guest=agent.kind == "guest")

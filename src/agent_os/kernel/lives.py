@@ -2,14 +2,17 @@
 
 In: rows of the table whose process runs, and the word that it is gone. An agent that lives again is first settled with
 what its earlier life left open, then replayed; its calls wait meanwhile. Nothing is reported dead before the operating
-system says it is gone. Who ends for good takes its children along. Starts no process: that is for the guests.
+system says it is gone. Who ends for good takes its children along. What an agent is told of joins its label. Starts no
+process: that is for the guests.
 """
 
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
@@ -19,11 +22,15 @@ from agent_os.abi.frames import Hello, Welcome
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.drivers.store import Put
 from agent_os.kernel.allowance import ENTRY
-from agent_os.kernel.calls import Asked
+from agent_os.kernel.authority.labels import CLEAN, Label, of_source, of_words
+from agent_os.kernel.authority.policy.rules import Effect
+from agent_os.kernel.authority.ruling import weigh
+from agent_os.kernel.calls import Answer, Asked, Need
 from agent_os.kernel.connection import Connection
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.opened import is_held
 from agent_os.kernel.recovery import unhurried
-from agent_os.kernel.replay import Answer, Delivery, Replay, deliveries
+from agent_os.kernel.replay import Delivery, Replay, deliveries
 from agent_os.kernel.signals import gone
 from agent_os.kernel.table import Agent, Caller, Ended, qualified
 from agent_os.kernel.views import mount_views
@@ -83,12 +90,26 @@ class Lives:
         )
 
     async def _lived_through(self, agent: Agent) -> list[Delivery]:
-        """Its record up to now."""
+        """Its record up to now. Whoever is taken through it is no cleaner than whoever lived it."""
         line: list[Delivery] = []
+        start = self._kernel.checkpoints.newest_with_state(agent)
+        carried = of_words(start.get("label", ())) if start else CLEAN
+        last: list[str] = []
         with self._being_read(agent):
             async for found in unhurried(self._recovery.history(agent)):
                 line += deliveries([found])
+                if found[0].label and found[0].label != last:
+                    last = found[0].label
+                    carried = carried.join(of_words(last))
+        await self._rejoin(agent, carried)
         return line
+
+    async def _rejoin(self, agent: Agent, label: Label) -> None:
+        """Mostly it carries that already: its label outlives its processes."""
+        if puts := self._kernel.authority.labels.take_in(agent.id, label):
+            told = frames.encode_body({"rejoined": label.words()})
+            draft = Draft(agent.id, Kind.STATE, agent.incarnation, body=told, label=label.words())
+            await self._journal.record(draft, puts=puts)
 
     @contextmanager
     def _being_read(self, agent: Agent) -> Generator[None]:
@@ -120,7 +141,21 @@ class Lives:
             if mount["path"] == "/work" or mount["backend"] == "view":  # of the life before
                 root.unmount(mount["path"])
         mount_views(self._kernel, agent, root)
-        root.notify = lambda body: self.notice(agent, {"type": "watch", **body})
+        flow = self._kernel.authority.policies.flow
+        root.source = lambda need: of_source(need, flow(agent).sources)
+        root.notify = lambda body, label: self._changed(agent, body, label)
+
+    def _changed(self, agent: Agent, body: dict[str, Any], label: Label) -> None:
+        """Something that it watches has changed. What has expired since tells nothing any more, nor does what a rule
+        forbids to read: a watch may be of more than that."""
+        if agent.files.hears(body, lambda need: self._may_hear(agent, need)):
+            self.notice(agent, {"type": "watch", **body}, label)
+
+    def _may_hear(self, agent: Agent, need: Need) -> bool:
+        policy = self._kernel.authority.policies.of(agent.id)
+        if not policy.silent and weigh(policy, agent, [need]).effect is Effect.FORBID:
+            return False
+        return is_held(agent.files, agent.holdings, need)
 
     def greet(self, caller: Caller, welcome: Welcome) -> None:
         """What an agent is told first: what it was started with, and where it goes on."""
@@ -139,8 +174,8 @@ class Lives:
                 agent.line.push("notice", {"type": "live"})
             for asked, answer in held:
                 self._kernel.enter(agent, asked, answer)
-            for body in replay.later:
-                self.notice(agent, body)
+            for body, label in replay.later:
+                self.notice(agent, body, label)
 
         def differs(error: AgentOSError) -> None:
             self.replays.pop(agent.id, None)
@@ -153,10 +188,11 @@ class Lives:
         replay = Replay(line, live=live, push=push, differs=differs)
         return replay
 
-    def notice(self, agent: Agent, body: dict[str, Any]) -> None:
-        """Something happened that an agent should know. A native agent sees it again in a replay, so it is recorded."""
+    def notice(self, agent: Agent, body: dict[str, Any], label: Label) -> None:
+        """Something happened that an agent should know. A native agent sees it again in a replay, so it is recorded.
+        `label`: of whoever it tells of; the kernel's own facts and a person's word are clean."""
         if replay := self.replays.get(agent.id):
-            replay.later.append(body)
+            replay.later.append((body, label))
             return
         if agent.exit or not agent.line:
             return
@@ -166,9 +202,10 @@ class Lives:
             if agent.line:
                 agent.line.push("notice", body)
 
-        draft = Draft(agent.id, Kind.DELIVER, agent.incarnation, body=frames.encode_body(body))
+        draft = Draft(agent.id, Kind.DELIVER, agent.incarnation, body=frames.encode_body(body), label=label.words())
         agent.allowance.spend(ENTRY)  # one write may be watched a hundred times
-        self._journal.put(draft, sync=False, done=tell)
+        puts = self._kernel.authority.labels.take_in(agent.id, label)
+        self._journal.put(draft, sync=bool(puts), puts=puts, done=tell)
 
     async def until_live(self, agent: Agent) -> None:
         """What is new for an agent comes after its record."""
@@ -228,6 +265,7 @@ class Lives:
             if ended.exit_class in (ExitClass.NORMAL, ExitClass.ERROR) and (short := replay.short()):
                 ended = _nondeterministic(short)
             replay.stop()
+        ended = replace(ended, label=self._kernel.authority.labels.of(agent.id))
         asked_to_end = self._signals.forget(agent)
         self._kernel.checkpoints.forget(agent)
         lasting = self._starts_again(agent, ended) and not asked_to_end  # a crash is no way out of a SIGTERM
@@ -236,6 +274,7 @@ class Lives:
         if ended.difference:
             told["difference"] = ended.difference
         draft = Draft(agent.id, Kind.EXIT, agent.incarnation, isolation=agent.isolation, body=frames.encode_body(told))
+        draft.label = ended.label.words()
         agent.exit, agent.lasting = ended, lasting
         agent.life = Incarnation.EXITED
         try:
@@ -277,6 +316,7 @@ class Lives:
             life,
             *self._signals.buried(agent_id),
             *self._kernel.vfs.end(agent_id),
+            *self._kernel.authority.end(agent_id),
         ]
 
     def _starts_again(self, agent: Agent, ended: Ended) -> bool:
@@ -289,10 +329,18 @@ class Lives:
         parent = next((one for one in self._table if one.id == agent.parent and not one.exit), None)
         if parent:
             body = {"type": "child", "agent": agent.name, "state": agent.state, "reason": ended.reason}
-            self.notice(parent, body)
+            self.notice(parent, body, ended.label)
+
+    def label(self, agent: Agent) -> Label:
+        """What it carries, or carried when it ended."""
+        ended = agent.exit
+        return ended.label if ended and not agent.lasting else self._kernel.authority.labels.of(agent.id)
 
     async def wait_for(self, agent: Agent) -> dict[str, Any]:
         """How an agent ended, once it has; over restarts."""
+        return (await self._end_of(agent))[0]
+
+    async def _end_of(self, agent: Agent) -> tuple[dict[str, Any], Label]:
         while True:
             await agent.gone.wait()
             if agent.next_life:
@@ -301,26 +349,32 @@ class Lives:
             if latest is agent and agent.exit:
                 ended = agent.exit
                 facts = {"status": ended.code, "result": ended.result, "reason": ended.reason}
-                return {"agent": agent.name, "state": agent.state, **facts}
+                return {"agent": agent.name, "state": agent.state, **facts}, ended.label
             agent = latest
 
-    async def wait_for_child(self, parent: Agent, name: str | None) -> dict[str, Any]:
+    async def wait_for_child(self, parent: Agent, name: str | None) -> tuple[dict[str, Any], Label]:
+        """How a child ended, and what it carried: its result and its reason are its own words."""
         children = self._table.children(parent.id)
         if name is not None:
             named = qualified(name)
             children = [one for one in children if one.id == named]
             own = self._kernel.store.get("parents", named) == parent.id.encode()
             if own and not children and (before := self._recovery.how_it_ended(named)):  # in an earlier kernel
-                return before
+                return before, self._carried_at_end(named)
         if not children:
             raise ESRCH("agent.child", f"you have no child {name!r}" if name else "you have no child")
-        waiting = [asyncio.create_task(self.wait_for(one)) for one in children]
+        waiting = [asyncio.create_task(self._end_of(one)) for one in children]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             return next(iter(done)).result()
         finally:
             for task in waiting:
                 task.cancel()
+
+    def _carried_at_end(self, agent_id: str) -> Label:
+        """Of an agent that an earlier kernel ran."""
+        ends = (entry.label for entry, _ in self._journal.scan(agent_id) if entry.kind == Kind.EXIT)
+        return of_words(deque(ends, maxlen=1).pop())
 
 
 def _nondeterministic(error: AgentOSError) -> Ended:

@@ -6,6 +6,7 @@ decisions about kept work; the doing is the table's, the signals', the guests' a
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -17,13 +18,17 @@ from agent_os import __version__
 from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EBUSY, EINVAL, ENOENT, ESRCH, AgentOSError
 from agent_os.abi.signals import AgentSignal
+from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.abi.text import portable
-from agent_os.kernel import auditing, outputs, works
+from agent_os.kernel import auditing, endowment, outputs, rules, works
 from agent_os.kernel.calls import Act, Asked, Done, Stream
-from agent_os.kernel.guests import Follower, Guests, Run, Settled
+from agent_os.kernel.guests import Guests
+from agent_os.kernel.passing import QUARANTINE
+from agent_os.kernel.running import Follower, Run
+from agent_os.kernel.settling import Settled
 from agent_os.kernel.signals import known
-from agent_os.kernel.table import Actor, Agent, qualified, shown
+from agent_os.kernel.table import NAMESPACE, Actor, Agent, qualified, shown
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -68,11 +73,13 @@ def _status(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
                 "home": portable(str(kernel.home)),
                 "seconds": (time.time_ns() - kernel.started_ns) / 1e9,
                 "agents": states,
+                "quarantined": _quarantined(kernel),
                 "entries": kernel.store.size(),
                 "journal": str(kernel.journal.failed.reason) if kernel.journal.failed else "ok",
                 "clients": kernel.clients,
                 "auto": kernel.auto,
                 "halting": kernel.halting,
+                "policy": rules.summary(kernel),
             }
         )
 
@@ -83,9 +90,15 @@ def _list(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     everybody = cast("abi.ListAgents", asked.request).all
 
     def do() -> Done:
-        return Done({"agents": [_row(one) for one in kernel.table if everybody or not one.exit]})
+        rows = [_row(one) for one in kernel.table if everybody or not one.exit]
+        return Done({"agents": rows, "quarantined": _quarantined(kernel)})
 
     return Act(do)
+
+
+def _quarantined(kernel: "Kernel") -> list[str]:
+    """Who may not be started, by name."""
+    return [agent_id.removeprefix(f"{NAMESPACE}/") for agent_id, _ in kernel.store.items(QUARANTINE)]
 
 
 def _inspect(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
@@ -98,6 +111,7 @@ def _inspect(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 def _row(agent: Agent) -> dict[str, Any]:
     """An agent as lists show it: what the table knows, and what its process is doing."""
     row: dict[str, Any] = {**msgspec.to_builtins(shown(agent)), "number": agent.pid, "kernel": os.getpid(), "pid": None}
+    row["quarantined"] = agent.quarantined
     if isinstance(agent.running, Run) and not agent.exit:
         status = asdict(agent.running.guest.status())
         status["command"] = [portable(word) for word in status["command"]]
@@ -117,7 +131,8 @@ async def _run(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
         agent = await kernel.guests.start(request.order)
         return _started(agent)
     stream = _stream(asked)
-    agent = await kernel.guests.start(request.order, follower=Follower(stream, caller))
+    follower = Follower(stream, caller)
+    agent = await kernel.guests.start(request.order, follower=follower)
     try:
         await stream.send(["started", _started(agent)])
         settled = await kernel.guests.end_of(agent)
@@ -125,7 +140,9 @@ async def _run(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
         await kernel.guests.abandon(agent)
         raise
     ended = kernel.table.find(agent.id).exit
-    return {**await _told(stream, settled), "result": ended.result if ended else None}
+    violation = ended.reason if ended and ended.exit_class is ExitClass.POLICY else ""
+    more = {"violation": violation, "expired": list(follower.expired.items())}
+    return {**await _told(stream, settled), "result": ended.result if ended else None, **more}
 
 
 def _started(agent: Agent) -> dict[str, Any]:
@@ -149,6 +166,7 @@ async def _told(stream: Stream, settled: Settled) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "limits": limits,
         "refusals": [[portable(one.what), one.times, one.allow] for one in outcome.refusals],
+        "failures": [[portable(what), times] for what, times in outcome.failures],
         "notes": [portable(note) for note in outcome.notes],
         "workspace": works.about(outcome.workspace) if outcome.workspace else None,
         "kept": settled.kept,
@@ -244,14 +262,19 @@ async def _snapshot(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
 
 
 async def _work(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
-    return await works.do(kernel.guests.home, cast("abi.Work", asked.request), _stream(asked))
+    request = cast("abi.Work", asked.request)
+    if request.do == "commit" and not request.dry_run:
+        found = await asyncio.to_thread(works.find, kernel.guests.home, request.name, request.directory)
+        await endowment.commit(kernel.authority, found)
+    return await works.do(kernel.guests.home, request, _stream(asked), kernel.governing.judge)
 
 
 async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     """What it wrote, and with `follow` what it writes until its end."""
     request, stream = cast("abi.Logs", asked.request), _stream(asked)
     name = qualified(request.agent).rpartition("/")[2]
-    reader = outputs.Reader(kernel.guests.home, name, request.last, request.skip)
+    skip = _of_earlier_lives(kernel, name) if request.newest else 0
+    reader = outputs.Reader(kernel.guests.home, name, request.last, skip)
     try:
         while True:
             alive = any(one.name == name for one in kernel.table.alive())
@@ -262,6 +285,12 @@ async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
             await asyncio.sleep(_FOLLOW_S)
     finally:
         reader.close()
+
+
+def _of_earlier_lives(kernel: "Kernel", name: str) -> int:
+    """Bytes of its log. All there are, where the next life has written nothing yet."""
+    run = next((one.running for one in kernel.table if one.name == name), None)
+    return run.output.begins if isinstance(run, Run) else sys.maxsize
 
 
 # The kernel itself.
@@ -299,8 +328,10 @@ def _leave(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 async def _release(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     request = cast("abi.Release", asked.request)
     agent_id = qualified(request.agent)
-    if kernel.store.get("quarantine", agent_id) is None:
-        raise ENOENT("quarantine.none", f"{request.agent} is not in quarantine")
+    if kernel.store.get(QUARANTINE, agent_id) is None:
+        there = ", ".join(_quarantined(kernel))
+        hint = f"in quarantine: {there}" if there else "nobody is in quarantine"
+        raise ENOENT("quarantine.none", f"{request.agent} is not in quarantine", hint=hint)
     await kernel.release(agent_id, request.reason)
     return None
 

@@ -35,6 +35,9 @@ class Written(Struct, forbid_unknown_fields=True):
     workspace: Text | None = None
     mounts: list[Text] = []
     net: list[str] = []
+    secrets: list[str] = []  # names, or NAME=HOST: each becomes a door
+    caps: list[str] = []  # what it holds beside its mounts; a child's is part of its parent's
+    budget: dict[str, int] = {}  # what it and all below it may spend, by resource
     env: list[Text] = []
     timeout: str | None = None
     limit: list[str] = []
@@ -50,7 +53,7 @@ class Written(Struct, forbid_unknown_fields=True):
     python: Text = ""
     kind: str = ""  # from here on what the kernel adds, so that the same order can be carried out again
     parent: str | None = None
-    caps: list[str] = []
+    spawned: int = 0  # the handle that its parent started it by
     input: Any = None
 
 

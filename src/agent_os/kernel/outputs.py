@@ -19,10 +19,19 @@ class Output:
     def __init__(self, home: Path, name: str) -> None:
         self._path = home / "logs" / f"{name}.log"
         self._fd = self._size = -1
+        self.begins = 0  # bytes that are there of others before it: of earlier lives, and of who had its name
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             sweep(home)
             self._open()
+            self.begins = self._older() + self._size
+
+    def _older(self) -> int:
+        """Bytes of the log before the present one."""
+        try:
+            return os.lstat(f"{self._path}.1").st_size
+        except OSError:
+            return 0
 
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -34,6 +43,7 @@ class Output:
         with suppress(OSError):  # no room: the agent goes on
             if self._size and self._size + len(data) > MOST_BYTES:
                 self.close()
+                self.begins = max(0, self.begins - self._older())
                 os.replace(self._path, f"{self._path}.1")
                 self._open()
             self._size += os.write(self._fd, data)

@@ -5,22 +5,26 @@ Reads the file system; starts, mounts and records nothing.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel import guest
-from agent_os.kernel.egress import Grant
+from agent_os.kernel.egress import Grant, routes
 from agent_os.kernel.egress.addresses import Address
+from agent_os.kernel.egress.routes import Route
+from agent_os.kernel.hiding import Covered, at_host
+from agent_os.kernel.vfs.paths import below
 from agent_os.kernel.workspace import Workspace
 from agent_os.kernel.workspace.sources import check_source, masks
-from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Level, Limits, SpawnSpec
+from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Cover, Level, Limits, SpawnSpec
 from agent_os.sandbox.spec import Workspace as WorkspaceSpec
 
 Mode = Literal["overlay", "bind", "tmpfs"]
+_MOST_NAMED = 5  # covered files
 _NO_SCRIPT = re.compile(r"-[A-Za-z]*[cm]")  # -c, -Ic, -lc, -m: what follows is no file
 
 
@@ -32,7 +36,7 @@ class Order:
     mode: Mode = "overlay"
     mounts: tuple[guest.Mount, ...] = ()
     net: tuple[Grant, ...] = ()
-    routed: tuple[str, ...] = ()  # hosts that a door leads to, so that no connection of the guest's own may
+    routes: tuple[Route, ...] = ()  # doors that bring a key
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     limits: Limits = GUEST_LIMITS
     min_level: Level = "S2"
@@ -42,6 +46,31 @@ class Order:
     socket: bool = False  # it speaks to the kernel, on descriptor 3
     shown: tuple[Path, ...] = ()  # more of the host that it needs, read-only
     again: bool = False  # it has run before: if its workspace is there, it goes on with that
+    program: guest.Program | None = None  # what it will run, once that has been looked up: see `complete`
+    covers: tuple[Covered, ...] = ()  # what rules forbid it to see, to write, to remove
+
+    @property
+    def own(self) -> tuple[guest.Mount, ...]:
+        """What its program needs of the host besides."""
+        prefixes = self.program.prefixes if self.program else ()
+        needed = [path for path in self.shown if not any(path.is_relative_to(prefix) for prefix in prefixes)]
+        return tuple(guest.Mount(path, str(path), rw=False) for path in (*prefixes, *needed))
+
+    @property
+    def masks(self) -> list[str]:
+        """Inside: what rules forbid it to see."""
+        return [one.path for one in self.covers if one.how == "hide"]
+
+    @property
+    def writable(self) -> list[str]:
+        """Inside: where what it writes is at once on the host."""
+        work = [str(self.project)] if self.project and self.mode == "bind" else []
+        return [*(mount.at for mount in self.mounts if mount.rw), *work]
+
+    @property
+    def routed(self) -> tuple[str, ...]:
+        """Hosts that a door leads to, so that no connection of the guest's own may."""
+        return tuple(route.host for route in self.routes)
 
 
 @dataclass(frozen=True)
@@ -84,10 +113,11 @@ class Plan:
     spec: SpawnSpec
     paths: dict[str, Path]  # the host paths behind its descriptors
     notes: tuple[str, ...]
+    watched: tuple[Covered, ...] = ()  # covered where the host's own file is seen: whoever replaces that uncovers it
 
 
-def plan(order: Order, name: str, host: Host) -> Plan:
-    at = str(order.project) if order.project else "/work"
+def complete(order: Order, host: Host) -> Order:
+    """With its program looked up, so that rules can be asked about what that needs of the host as well."""
     own_place = [Path(mount.at) for mount in order.mounts if str(mount.source) == mount.at]
     program = guest.resolve(
         command(order),
@@ -97,8 +127,14 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         visible=[Path("/usr"), *([order.project] if order.project else []), *own_place],
         private=[host.state],
     )
-    needed = [path for path in order.shown if not any(path.is_relative_to(prefix) for prefix in program.prefixes)]
-    shown = [guest.Mount(path, str(path), rw=False) for path in (*program.prefixes, *needed)] + list(order.mounts)
+    return replace(order, program=program)
+
+
+def plan(order: Order, name: str, host: Host) -> Plan:
+    order = order if order.program else complete(order, host)
+    at, program = str(order.project) if order.project else "/work", order.program
+    assert program
+    shown = [*order.own, *order.mounts]
     paths = {f"bind{i}": mount.source for i, mount in enumerate(shown)}
     places = [(mount.source, mount.at) for mount in shown]
     if order.project:
@@ -106,10 +142,16 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         places.append((order.project, at))
     inside = str(order.cwd) if order.project and order.cwd.is_relative_to(order.project) else at
     env = guest.environment(
-        host_env=host.env, extra=order.env, path=program.path, proxy=True, workspace=inside, program=program
+        host_env=host.env,
+        extra={**routes.environment(order.routes), **order.env},
+        path=program.path,
+        proxy=True,
+        workspace=inside,
+        program=program,
     )
     if order.socket:
         env["AGENT_OS_FD"] = "3"
+    always = _always(places, host)
     spec = SpawnSpec(
         spawn_id=name,
         kind="native" if order.socket else "guest",
@@ -122,12 +164,39 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         forward=[port for _, port in loopback_doors(order.net)],
         workspace=WorkspaceSpec(order.mode, at, size_mb=order.limits.tmp_mb, inodes=65536),
         binds=[Bind(f"bind{i}", mount.at, rw=mount.rw) for i, mount in enumerate(shown)],
-        masks=sorted({mask for source, dst in places for mask in masks(source, dst, state=host.state, home=host.home)}),
+        masks=sorted(one.path for one in always),
+        covers=[_cover(one, order) for one in order.covers],
         limits=order.limits,
         exec_memfd=True,  # JIT compilers of real programs need it
         min_level=order.min_level,
     )
-    return Plan(spec, paths, program.notes)
+    seen = (one for one in (*always, *order.covers) if order.mode == "bind" or below(at, one.path) is None)
+    return Plan(spec, paths, (*program.notes, *_covered(order.masks, at)), tuple(seen))
+
+
+def _cover(one: Covered, order: Order) -> Cover:
+    """What an overlay shows has a device of its own; of one that an earlier run wrote in, nothing is certain."""
+    in_work = order.project is not None and below(str(order.project), one.path) is not None
+    if in_work and order.mode == "overlay":
+        return Cover(one.path, one.how, 0, 0 if order.again or order.origin else one.inode)
+    return Cover(one.path, one.how, one.device, one.inode)
+
+
+def _covered(masks: Sequence[str], at: str) -> Iterator[str]:
+    """A covered file looks empty inside, and a program may not say so."""
+    if masks:
+        names = [path.removeprefix(f"{at}/") for path in masks[:_MOST_NAMED]]
+        more = f" and {len(masks) - _MOST_NAMED} more" if len(masks) > _MOST_NAMED else ""
+        yield f"covered by rules, and empty to it: {', '.join(names)}{more}   rules: agentctl policy show"
+
+
+def _always(places: Sequence[tuple[Path, str]], host: Host) -> set[Covered]:
+    """Credentials and our own state, whatever the rules say."""
+    return {
+        at_host(mask, os.path.normpath(os.path.join(os.path.realpath(source), os.path.relpath(mask, at))))
+        for source, at in places
+        for mask in masks(source, at, state=host.state, home=host.home)
+    }
 
 
 def command(order: Order) -> tuple[str, ...]:

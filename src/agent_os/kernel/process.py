@@ -5,19 +5,23 @@ workspace, proxy, uid and cgroup while it runs; on every way out nothing of them
 """
 
 import asyncio
+import errno
 import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, ENOENT, ESRCH, AgentOSError
-from agent_os.kernel import guest, members
+from agent_os.kernel import guest, members, programs
 from agent_os.kernel.egress import Connection, Egress
+from agent_os.kernel.egress.asking import Asking
+from agent_os.kernel.egress.attempt import Leave
+from agent_os.kernel.egress.visit import Doors
 from agent_os.kernel.freezer import Freezer
 from agent_os.kernel.guest import disk
 from agent_os.kernel.guest.scratch import scratch
@@ -28,13 +32,15 @@ from agent_os.kernel.workspace import Workspace, Workspaces, new_name
 from agent_os.kernel.workspace.changes import Change
 from agent_os.sandbox import cgroup, limits
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
-from agent_os.sandbox.spec import Limits, SpawnSpec
+from agent_os.sandbox.spec import Cover, Limits, SpawnSpec
 
 Ending = Literal["exited", "timeout", "interrupted", "killed", "disk", "tmp", "memory", "launcher"]
 State = Literal["running", "paused", "ended"]
 Streams = tuple[int, int, int]
 _T = TypeVar("_T")
 _MB = 1 << 20
+_NOT_MADE = ("net.resolve", "net.dial")  # codes of connections that were allowed, and came to nothing
+_MOST_FAILURES = 100  # told apart at the end
 _MOST_REFUSALS, _MOST_TARGETS = 10_000, 1_000  # of connections: written one by one, and told apart at the end
 
 
@@ -71,6 +77,7 @@ class Outcome:
     limits: Limits
     seconds: float
     refusals: tuple[Refusal, ...]
+    failures: tuple[tuple[str, int], ...]  # connections that were allowed and not made: what, and how often
     notes: tuple[str, ...]  # what the guest may have missed, and how to give it
     workspace: Workspace | None
     changes: tuple[Change, ...]
@@ -83,13 +90,17 @@ class Guest:
         self.name, self.order, self.process, self.workspace = plan.spec.spawn_id, order, process, places.workspace
         self._places = places
         self._notes = plan.notes
+        self.watched = plan.watched
         self._records = records
         self._refused: Counter[tuple[str, str | None]] = Counter()
+        self._failed: Counter[str] = Counter()
         self._refusals = 0
         self._ending: Ending = "exited"
         self._began = time.monotonic()
         self._freezer = Freezer(process)
         self.notice: Callable[[str], None] = lambda line: None  # told what somebody else did to the guest
+        self.asking: Asking | None = None  # who decides about its connections; given before it is finished
+        self.doors: Doors | None = None  # what stands behind its proxy's own targets; given before it is finished
         self.before_connecting: Callable[[], Awaitable[None]] | None = None  # waits, or refuses
 
     def interrupted(self) -> None:
@@ -119,7 +130,7 @@ class Guest:
             processes=len(found),
             memory=sum(one.memory for one in found),
             age=time.monotonic() - self._began,
-            command=self.order.argv,
+            command=programs.told(self.order.argv, self.order.cwd),
             project=str(self.order.project) if self.order.project else None,
         )
 
@@ -172,7 +183,8 @@ class Guest:
 
     async def finish(self) -> Outcome:
         """Wait for the end. If this is cancelled, the guest is killed first and nothing is left."""
-        egress = Egress(self.name, self.order.net, self._saw, routed=self.order.routed)
+        routed, doors = self.order.routed, self.doors
+        egress = Egress(self.name, self.order.net, self._saw, routed=routed, doors=doors, asking=self.asking)
         doors = (None, *loopback_doors(self.order.net))
         work = [egress.serve(listener, door) for listener, door in zip(self.process.listeners, doors, strict=True)]
         guards = [asyncio.create_task(one) for one in (self._watch_clock(), self._watch_disk(), *work)]
@@ -201,6 +213,7 @@ class Guest:
             limits=self.order.limits,
             seconds=seconds,
             refusals=tuple(Refusal(what, times, allow) for (what, allow), times in self._refused.items()),
+            failures=tuple(self._failed.items()),
             notes=self._notes,
             workspace=self.workspace,
             changes=tuple(await asyncio.to_thread(self.workspace.diff)) if self.workspace else (),
@@ -209,23 +222,30 @@ class Guest:
     def _saw(self, connection: Connection) -> Awaitable[None] | None:
         """One connection was decided, or has ended: what is about to be dialled is on disk before it is. Refusals cost
         an agent nothing, so after many they are only counted: it must not fill the disk with them."""
-        facts = {k: v for k, v in asdict(connection).items() if k not in ("agent", "time")}
+        unsaid = ("agent", "time", "leave")
+        facts = {one.name: getattr(connection, one.name) for one in fields(connection) if one.name not in unsaid}
         if not connection.done:
-            return self._before_connection(facts)
+            return self._before_connection(facts, connection.leave)
         refused = connection.verdict == "deny"
         if refused:
             target = f"connect {connection.host}:{connection.port}" if connection.host else connection.reason
+            if connection.host and not connection.allow_flag:  # no flag would help, so the reason must
+                target = f"{target}: {connection.reason}"
             if (target, connection.allow_flag) in self._refused or len(self._refused) < _MOST_TARGETS:
                 self._refused[target, connection.allow_flag] += 1
             self._refusals += 1
-        if not refused or self._refusals <= _MOST_REFUSALS:
-            self._records.after(self.name, "connect", **facts)
+        elif connection.code in _NOT_MADE:
+            what = f"connect {connection.host}:{connection.port}: {connection.reason}"
+            if what in self._failed or len(self._failed) < _MOST_FAILURES:
+                self._failed[what] += 1
+        told = not refused or self._refusals <= _MOST_REFUSALS
+        self._records.connected(self.name, facts, connection.leave, told=told)
         return None
 
-    async def _before_connection(self, facts: Mapping[str, object]) -> None:
+    async def _before_connection(self, facts: Mapping[str, object], leave: Leave | None) -> None:
         if self.before_connecting:
             await self.before_connecting()
-        await self._records.before(self.name, "connect", **facts)
+        await self._records.connecting(self.name, facts, leave)
 
     async def _watch_clock(self) -> None:
         if self.order.limits.wall_s is not None:
@@ -262,27 +282,35 @@ async def start(
     records: Records,
     name: str | None = None,
     socket: int | None = None,
+    confirm: Callable[[], None] = lambda: None,
 ) -> Guest:
-    """Start a guest, or raise with nothing left over. Overlay where this host can, else a copy of the project."""
+    """Start a guest, or raise with nothing left over. Overlay where this host can, else a copy of the project. Whether
+    it may start is asked once more, by `confirm`, when all is ready."""
     name = name or new_name(title(order.argv))
     planned = await asyncio.to_thread(plan, order, name, host)
     spec, paths = planned.spec, planned.paths
-    about = {"argv": spec.argv, "workspace": asdict(spec.workspace), "net": [str(grant) for grant in order.net]}
+    argv = programs.told(spec.argv, order.cwd)
+    about = {
+        "argv": argv,
+        "program": spec.argv[0],
+        "workspace": asdict(spec.workspace),
+        "net": [str(grant) for grant in order.net],
+    }
     about |= {"restored": order.origin.name if order.origin else None, "snapshot": order.snapshot}
-    await records.before(name, "spawn", **about, binds=[bind.dst for bind in spec.binds], masks=spec.masks)
+    await records.before(name, "spawn", **about, binds=[bind.dst for bind in spec.binds], **_covers(spec))
     try:
         try:
             before = order.origin or _earlier(order, name, host)
             if before and before.meta.mode == "copy":  # a state made without an overlay goes on without one
                 spec = replace(spec, workspace=replace(spec.workspace, mode="bind"))
-            process, places = await _spawn(spec, paths, streams, host, launcher, socket, before)
+            process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, before)
         except SandboxError as problem:
             no_overlay = spec.workspace.mode == "overlay" and (problem.word == "idmap" or problem.step == "C5")
-            if order.origin or order.again or not no_overlay:
+            if order.origin or order.again or not no_overlay or problem.errno == errno.ESTALE:
                 raise
             records.after(name, "no overlay", why=problem.why)
-            spec = replace(spec, workspace=replace(spec.workspace, mode="bind"))
-            process, places = await _spawn(spec, paths, streams, host, launcher, socket, copy=True)
+            spec = replace(spec, workspace=replace(spec.workspace, mode="bind"), covers=_of_a_copy(spec))
+            process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, copy=True)
     except (SandboxError, AgentOSError) as problem:
         error = explain(problem, order) if isinstance(problem, SandboxError) else problem
         records.after(name, "refused", error=str(error))
@@ -291,6 +319,19 @@ async def start(
     records.after(name, "spawned", **asdict(process.ready), limits=asdict(spec.limits), enforced_by=enforced_by)
     planned = replace(planned, notes=planned.notes + guest.unenforced(enforced_by))
     return Guest(planned, order, records, process, places)
+
+
+def _covers(spec: SpawnSpec) -> dict[str, list[str]]:
+    """As its record tells them: what it cannot read, write, remove."""
+    ways = {how: [one.path for one in spec.covers if one.how == how] for how in ("hide", "freeze", "keep")}
+    told = {"masks": sorted([*spec.masks, *ways["hide"]]), "frozen": ways["freeze"], "held": ways["keep"]}
+    return {name: paths for name, paths in told.items() if paths or name == "masks"}
+
+
+def _of_a_copy(spec: SpawnSpec) -> list[Cover]:
+    """The same paths, but other files."""
+    top = f"{spec.workspace.at}/"
+    return [replace(one, device=0, inode=0) if one.path.startswith(top) else one for one in spec.covers]
 
 
 @dataclass(frozen=True)
@@ -318,6 +359,7 @@ async def _spawn(
     host: Host,
     launcher: Launcher,
     socket: int | None,
+    confirm: Callable[[], None],
     origin: Workspace | None = None,
     copy: bool = False,
 ) -> tuple[Process, _Places]:
@@ -333,6 +375,7 @@ async def _spawn(
             sources |= {"lower": workspace.upper} if workspace.meta.mode == "copy" else {"upper": workspace.path}
         with ExitStack() as opened:
             fds = {name: _pin(path, opened) for name, path in sources.items()}
+            confirm()
             group = cgroup.Group.create(spec.spawn_id)
             process = await launcher.spawn(spec, streams=streams, agent=socket, sources=fds, group=group, lease=lease)
     except BaseException:
@@ -426,5 +469,8 @@ def explain(problem: SandboxError, order: Order) -> AgentOSError:
     if problem.word == "level":
         hint = "agentctl doctor says what is missing; --min-isolation accepts less"
         return EISOLATION("level", problem.why, hint=hint)
+    if problem.errno == errno.ESTALE:
+        hint = "start it when nobody renames files there"
+        return EISOLATION("moved", problem.why, hint=hint, step=problem.step, errno=problem.errno)
     reason = f"the sandbox could not be built: {problem.why}" + (f" (step {problem.step})" if problem.step else "")
     return EISOLATION(problem.word, reason, hint="agentctl doctor", step=problem.step, errno=problem.errno)

@@ -12,9 +12,10 @@ from typing import Any
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind, Verdict
-from agent_os.abi.errors import EIO
+from agent_os.abi.errors import EIO, EPERM
 from agent_os.abi.text import portable
 from agent_os.drivers.store import Put
+from agent_os.kernel.egress.attempt import Leave
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.table import NAMESPACE
 
@@ -27,6 +28,9 @@ _KINDS = {
     "snapshot": Kind.CHECKPOINT,
     "exit": Kind.STATE,  # of the process; the end of the agent is the table's to tell
 }  # everything else that is done to a process is a signal: kill, stop, disk, tmp
+
+_UNNAMED = ("net.host", "net.port", "net.address", "net.route")
+_CAPABILITY = 2  # the gate's step
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,22 @@ class Records:
         """An intent: on disk when this returns."""
         puts = self.with_spawn if event == "spawn" else ()
         await self.journal.record(self._draft(agent, event, facts), sync=True, puts=puts)
+
+    async def connecting(self, agent: str, facts: Mapping[str, object], leave: Leave | None) -> None:
+        """A connection that is about to be dialled, with what that rests on. On disk when this returns."""
+        draft = self._draft(agent, "connect", facts)
+        puts = leave.begin(draft) if leave else ()
+        await self.journal.record(draft, sync=True, puts=puts, numbered=leave.began if leave else None)
+
+    def connected(self, agent: str, facts: Mapping[str, object], leave: Leave | None, *, told: bool = True) -> None:
+        """A connection is over, or was refused. What it rested on ends here, also if nothing is written of it."""
+        draft = self._draft(agent, "connect", facts)
+        if facts["code"] in _UNNAMED:  # refused before the gate was asked: nothing that the agent holds names it
+            draft.step, draft.code = _CAPABILITY, EPERM.number
+        with suppress(EIO):
+            puts = leave.end(draft, int(str(facts["bytes_up"])) + int(str(facts["bytes_down"]))) if leave else ()
+            if told or puts or draft.ref:
+                self.journal.put(draft, sync=False, puts=puts)
 
     def after(self, agent: str, event: str, /, **facts: object) -> None:
         """It has happened. A journal that failed has told everybody; that must not keep an end from being one."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,21 @@ import msgspec
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Entry, Kind
-from agent_os.abi.errors import EINTR, EIO, ENOENT, ESRCH, EUNKNOWN, AgentOSError
+from agent_os.abi.errors import EACCES, EINTR, EIO, ENOENT, ESRCH, EUNKNOWN, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
-from agent_os.abi.syscalls import BY_NUMBER, Effect, Exit
+from agent_os.abi.syscalls import BY_NUMBER, Effect, Exec, Exit
 from agent_os.drivers.store import Put
-from agent_os.kernel.calls import Done
+from agent_os.kernel.authority.answers import State
+from agent_os.kernel.authority.labels import CLEAN, of_source
+from agent_os.kernel.calls import Act, Done, Need
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.passing import QUARANTINE, overtaken, quarantined
 from agent_os.kernel.recorded import Recorded, decode_any, settled
 from agent_os.kernel.signals import HELD, STOPPED, STOPS
 from agent_os.kernel.table import Agent, AgentKind, Ended
 from agent_os.kernel.tooling import Verified
+from agent_os.kernel.vfs.sources import encode
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 64  # entries
 MOST_TRIES = 3  # incarnations in a row that brought nothing new
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between a crash and the next life, doubled with each crash in a row
+_UNWEIGHED = "this was not run again, since nothing could say whether it may: {!r}"
 STABLE = 60.0  # seconds; after a life of that length the counting begins anew
 _WRITE, _EXEC, _SIGNAL, _EXIT, _SPAWN, _REMOVE, _CHECKPOINT, _SLEEP, _SIGMASK = 2, 5, 6, 8, 9, 24, 26, 27, 31
 Found = tuple[Entry, bytes | None]
@@ -70,6 +75,7 @@ class Recovery:
     async def at_boot(self) -> None:
         """Intents of agents that will not run again, then the agents that will."""
         kernel = self._kernel
+        kernel.authority.arm()
         lasting = {key: decode_any(value) for key, value in kernel.store.items("agents")}
         for entry, kept in kernel.journal.open_intents():
             if entry.agent not in lasting or entry.op in (_EXEC, _SPAWN, _SIGNAL):
@@ -220,9 +226,72 @@ class Recovery:
         if seen.state == "done":
             await self._outcome(entry, recorded, seen.value, None)
         elif seen.state == "not_done":
-            await self._outcome(entry, recorded, *await self._run(entry, request, agent))
+            await self._do_again(entry, recorded, agent)
         else:
             await self.park(entry)
+
+    async def _do_again(self, entry: Entry, recorded: Recorded, agent: Agent | None) -> None:
+        """What did not happen does now, if it could begin now: the world may be another one since it was allowed."""
+        try:
+            act = await self._weighed(entry, decode_any(recorded.request), agent)
+        except AgentOSError as refusal:
+            await self._outcome(entry, recorded, None, overtaken(refusal), undone=True)
+        except Exception as bug:  # what cannot be weighed is not done
+            log.error("entry %d of %s cannot be weighed again", entry.seq, entry.agent, exc_info=bug)
+            await self._outcome(entry, recorded, None, EIO("gate.fault", _UNWEIGHED.format(bug)), undone=True)
+        else:
+            await self._outcome(entry, recorded, *await self._run(entry, act))
+
+    async def _weighed(self, entry: Entry, request: Any, agent: Agent | None) -> Act:
+        """The deed once more, with the same key. Raises what forbids it by now: its authority is gone or has expired,
+        a rule forbids it or asks for what nobody was asked, its agent is quarantined."""
+        kernel = self._kernel
+        await kernel.governing.remember(entry.agent)
+        caller = agent or self._absent(entry)
+        if kernel.store.get(QUARANTINE, entry.agent) is not None:
+            raise quarantined()
+        if entry.handle:
+            self._require_held(entry)
+        act = self._act(entry, request, caller)
+        kernel.gate.weighing.require_allowed(caller, entry.op, act, self._approved(entry))
+        return act
+
+    def _absent(self, entry: Entry) -> Agent:
+        """Whoever began it, as far as the gate must know: nothing of it runs, and it may never do so again."""
+        kernel = self._kernel
+        holdings = kernel.authority.holdings(entry.agent)
+        above = kernel.table.names(entry.agent)[1:]
+        return Agent(entry.agent, "native", 0, entry.inc, entry.isolation, None, holdings, above=above)
+
+    def _require_held(self, entry: Entry) -> None:
+        """What it rested on is still there: nothing is done by itself for which an agent has no authority any more."""
+        try:
+            handle = self._kernel.authority.find(entry.handle)
+        except ENOENT:
+            reason = "its capability was revoked before this was done"
+            raise EACCES("cap.revoked", reason, handle=entry.handle) from None
+        handle.require_live(self._kernel.authority.holdings(handle.holder).clock)
+
+    def _act(self, entry: Entry, request: Any, agent: Agent) -> Act:
+        if entry.op == _EXEC:
+            asked = Exec(tool=request["tool"], params=request["params"])
+            act = self._kernel.tools.prepare(agent, asked, request["key"])
+            act.facts = {**act.facts, "args": asked.params, "size": len(frames.encode_body(asked))}
+            return act
+        act = self._kernel.vfs.again(agent.files, entry.op, request) if agent.root and entry.op != _SPAWN else None
+        if act is None:
+            raise _lost()
+        if "data" in request:
+            act.facts = {**act.facts, "size": len(encode(request["data"]))}
+        return act
+
+    def _approved(self, entry: Entry) -> Collection[str]:
+        """The rules to which a person said yes for it, and has not taken that back."""
+        _, said, name = entry.rule.rpartition("approval:")
+        approvals = self._kernel.approvals
+        used = [one for one in approvals.every() if one.state is State.USED and one.scope == "once"]
+        answers = (one for one in (*used, *approvals.standing()) if (one.id, one.agent) == (name, entry.agent))
+        return {rule for one in answers for rule in one.rules} if said else ()
 
     async def _look(self, entry: Entry, request: Any, agent: Agent | None) -> Verified:
         """`done` with the value to answer; `not_done`: it may run (again); `unsure`: only a person can tell. That is so
@@ -286,14 +355,9 @@ class Recovery:
         facts = {"status": told["code"], "result": told["result"], "reason": told["reason"]}
         return {"agent": agent_id.rpartition("/")[2], "state": state, **facts}
 
-    async def _run(self, entry: Entry, request: Any, agent: Agent | None) -> tuple[Any, AgentOSError | None]:
-        """The deed once more, with the same key; what it gave, or how it failed."""
+    async def _run(self, entry: Entry, act: Act) -> tuple[Any, AgentOSError | None]:
+        """What it gave, or how it failed."""
         try:
-            if entry.op == _EXEC:
-                return await self._kernel.tools.find(request["tool"]).run(request["key"], request["params"]), None
-            act = self._kernel.vfs.again(agent.files, entry.op, request) if agent and entry.op != _SPAWN else None
-            if act is None:
-                return None, EINTR("lost", "the kernel ended before this had begun; nothing of it happened")
             done = act.do()
             return (done if isinstance(done, Done) else await done).value, None
         except AgentOSError as error:
@@ -305,14 +369,39 @@ class Recovery:
     def _is_parked(self, seq: int) -> bool:
         return self._kernel.store.get("parked", f"{seq:020}") is not None
 
-    async def _outcome(self, intent: Entry, recorded: Recorded, value: Any, error: AgentOSError | None) -> None:
+    async def _outcome(
+        self, intent: Entry, recorded: Recorded, value: Any, error: AgentOSError | None, *, undone: bool = False
+    ) -> None:
+        """`undone`: certainly nothing happened."""
         said = frames.body(value) if value is not None else frames.NIL
         draft = Draft(intent.agent, Kind.OUTCOME, intent.inc, intent.op, intent.effect, intent.seq)
         draft.pos, draft.seen, draft.key = intent.pos, intent.seen, intent.key
         draft.body = settled(recorded, said, error)
         draft.code = error.number if error else 0
-        draft.rule = "recovery"
-        await self._kernel.journal.record(draft, sync=True, puts=[Put("parked", f"{intent.seq:020}", None)])
+        draft.rule = ",".join(filter(None, ("recovery", str(error.detail.get("rule", "")) if error else "")))
+        draft.cost = self._charged(intent, undone=undone)
+        puts = [Put("parked", f"{intent.seq:020}", None), *self._taken_in(intent, recorded)]
+        if (label := self._kernel.authority.labels.of(intent.agent)) != CLEAN:
+            draft.label = label.words()
+        await self._kernel.journal.record(draft, sync=True, puts=puts)
+
+    def _charged(self, intent: Entry, *, undone: bool) -> dict[str, Any]:
+        """What was reserved for it is spent, as far as anybody can tell. What certainly did not happen is free."""
+        budgets = self._kernel.budgets
+        held = budgets.of_intent(intent.seq)
+        if held is None:
+            return {}
+        over = budgets.settle(held, {} if undone else None)
+        for alarm in over.alarms:
+            self._kernel.authority.alarm(alarm)
+        return over.cost
+
+    def _taken_in(self, intent: Entry, recorded: Recorded) -> list[Put]:
+        """What a tool said reaches the agent with this outcome."""
+        if intent.op != _EXEC:
+            return []
+        authority, need = self._kernel.authority, Need("tool", "call", decode_any(recorded.request)["tool"])
+        return authority.labels.take_in(intent.agent, of_source(need, authority.policies.of(intent.agent).sources))
 
     async def park(self, intent: Entry) -> None:
         """Unknown, and said so: the agent waits until a person has looked."""
@@ -343,11 +432,11 @@ class Recovery:
             if verdict == "done":
                 await self._outcome(entry, recorded, result, None)
             elif verdict == "fail":
-                await self._outcome(entry, recorded, None, EIO("resolved", f"{by} says that it failed"))
+                failed = EIO("resolved", f"{by} says that it failed")
+                await self._outcome(entry, recorded, None, failed, undone=True)
             else:
                 agent = next((one for one in kernel.table.alive() if one.id == entry.agent), None)
-                told = await self._run(entry, decode_any(recorded.request), agent)
-                await self._outcome(entry, recorded, *told)
+                await self._do_again(entry, recorded, agent)
         finally:
             self._resolving.discard(seq)
         self.stir()
@@ -364,6 +453,10 @@ class Recovery:
         tries = tries + 1 if now - before <= MOST_TRIES else 1  # a life always leaves a spawn and an exit
         self._progress[agent.id] = (now, tries)
         return tries <= MOST_TRIES
+
+
+def _lost() -> EINTR:
+    return EINTR("lost", "the kernel ended before this had begun; nothing of it happened")
 
 
 def _parents_first(orders: dict[str, dict[str, Any]]) -> list[str]:

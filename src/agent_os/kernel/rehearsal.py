@@ -14,11 +14,11 @@ from agent_os.abi import frames
 from agent_os.abi.entries import Entry, Kind
 from agent_os.abi.errors import EINVAL, ENOENT, ESRCH, AgentOSError
 from agent_os.abi.frames import Hello, Welcome
-from agent_os.kernel.authority.capability import Holdings
-from agent_os.kernel.calls import Asked
+from agent_os.kernel.authority.handles import Holdings
+from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.connection import Connection
 from agent_os.kernel.recorded import Recorded, decode_any
-from agent_os.kernel.replay import Answer, Replay, deliveries
+from agent_os.kernel.replay import Replay, deliveries
 from agent_os.kernel.table import Agent, qualified
 
 if TYPE_CHECKING:

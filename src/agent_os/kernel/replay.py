@@ -21,7 +21,8 @@ from agent_os.abi.entries import Entry, Kind
 from agent_os.abi.errors import ENONDET, AgentOSError
 from agent_os.abi.signals import AgentSignal, seen_by_agents
 from agent_os.abi.syscalls import BY_NUMBER
-from agent_os.kernel.calls import Asked
+from agent_os.kernel.authority.labels import Label
+from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.recorded import Recorded, digest
 
 PATIENCE = 30.0  # seconds without a step forward
@@ -29,7 +30,6 @@ _SHOWN = 500  # characters of a body
 _ANSWERS = (Kind.RESULT, Kind.OUTCOME, Kind.DECISION)
 _PUSHES: dict[int, str] = {Kind.SIGNAL: "signal", Kind.DELIVER: "notice"}
 _decode = msgspec.msgpack.Decoder().decode
-Answer = Callable[[Raw, AgentOSError | None], None]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Replay:
         self._timer: asyncio.TimerHandle | None = None
         self.over = False
         self.finished = asyncio.Event()  # it is live, or never will be
-        self.later: list[dict[str, Any]] = []  # notices that came meanwhile
+        self.later: list[tuple[dict[str, Any], Label]] = []  # notices that came meanwhile
 
     @property
     def total(self) -> int:

@@ -2,7 +2,7 @@
 
 `send` returns only when it is true: frozen, gone, or handed to the agent. Masks defer what agents send each other; what
 the operator or the kernel sends always holds, and its stop is a hold that no agent lifts. Every delivery is an entry of
-the target's own, in the order in which it sees them.
+the target's own, in the order in which it sees them; it carries what the sender carried when it sent.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from agent_os.abi.errors import EAGAIN, EINVAL, EIO, EPERM, ESRCH
 from agent_os.abi.signals import KERNEL_ONLY, AgentSignal, in_order, seen_by_agents
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.drivers.store import Put
+from agent_os.kernel.authority.labels import CLEAN, Label, joined, of_words
 from agent_os.kernel.calls import Need
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.recorded import decode_any
@@ -67,8 +68,16 @@ class Signals:
             if signal is AgentSignal.SIGTERM:
                 self._begin_grace(target)
             return False
-        await self._deliver(sender.id, target, signal, value, by_agent=isinstance(sender, Agent))
+        await self._deliver(sender.id, target, signal, value, self._label(sender), by_agent=isinstance(sender, Agent))
         return True
+
+    def _label(self, sender: Caller) -> Label:
+        """The kernel's and a person's word is clean."""
+        return self._kernel.authority.labels.of(sender.id) if isinstance(sender, Agent) else CLEAN
+
+    def waiting(self, target: Agent) -> Label:
+        """What tells of signals behind the mask tells of those who sent them."""
+        return joined(of_words(said[2]) for queue in target.pending.values() for said in queue)
 
     async def unmask(self, target: Agent, signals: set[AgentSignal]) -> None:
         """What waited behind the mask is delivered now, in order."""
@@ -76,8 +85,9 @@ class Signals:
         for signal in in_order(signals & target.pending.keys()):
             waiting = target.pending.pop(signal)
             while waiting:
-                value, sender = waiting.pop(0)
-                await self._deliver(sender, target, signal, value, [_pending(target.id, signal, waiting)])
+                value, sender, label = waiting.pop(0)
+                puts = [_pending(target.id, signal, waiting)]
+                await self._deliver(sender, target, signal, value, of_words(label), puts)
 
     async def _defer(self, target: Agent, signal: AgentSignal, value: Any, sender: Agent) -> None:
         """It waits behind the mask, over restarts. One per number, the last value counts; SIGCHLD queues."""
@@ -87,7 +97,8 @@ class Signals:
         elif len(waiting) >= MOST_WAITING:
             reason = f"{MOST_WAITING} {signal.name} wait behind the mask of {target.name}"
             raise EAGAIN("signal.queue", reason, retry_after_ms=1000)
-        waiting.append((value, sender.id))
+        label = self._label(sender).words()  # it may be another's, or gone, when this is delivered
+        waiting.append((value, sender.id, label))
         said = {"signal": int(signal), "value": value, "sender": sender.id, "masked": True}
         draft = Draft(target.id, Kind.ACCEPT, target.incarnation, body=frames.encode_body(said))
         puts = [_pending(target.id, signal, waiting), *_asked(target, signal)]
@@ -100,7 +111,7 @@ class Signals:
             self._begin_grace(target)
         for key, value in self._kernel.store.items(_PENDING, f"{target.id}\0"):
             target.pending[AgentSignal(int(key.rpartition("\0")[2]))] = [
-                (said[0], said[1]) for said in decode_any(value)
+                (said[0], said[1], said[2] if len(said) > 2 else []) for said in decode_any(value)
             ]
 
     def buried(self, agent_id: str) -> list[Put]:
@@ -113,22 +124,27 @@ class Signals:
         target: Agent,
         signal: AgentSignal,
         value: Any,
+        label: Label,
         puts: Sequence[Put] = (),
         *,
         by_agent: bool = True,
     ) -> None:
         said = {"signal": int(signal), "value": value, "sender": sender}
-        draft = Draft(target.id, Kind.SIGNAL, target.incarnation, body=frames.encode_body(said))
+        draft = Draft(target.id, Kind.SIGNAL, target.incarnation, body=frames.encode_body(said), label=label.words())
         if target.kind == "native" and seen_by_agents(signal):
             await self._kernel.until_live(target)
-            await self._kernel.record_then(
-                draft, lambda: self._push(target, signal, said), [*puts, *_asked(target, signal)]
-            )
+            puts = [*puts, *_asked(target, signal), *self._join(target, signal, label)]
+            await self._kernel.record_then(draft, lambda: self._push(target, signal, said), puts)
         else:
+            puts = [*puts, *self._join(target, signal, label)]
             await self._journal.record(draft, sync=True, puts=[*puts, *_stands(target, signal, by_agent)])
             await self._act(sender, target, signal, value, by_agent)
         if signal is AgentSignal.SIGTERM:
             self._begin_grace(target)
+
+    def _join(self, target: Agent, signal: AgentSignal, label: Label) -> list[Put]:
+        """What only happens to an agent, it does not learn."""
+        return self._kernel.authority.labels.take_in(target.id, label) if seen_by_agents(signal) else []
 
     async def _act(self, sender: str, target: Agent, signal: AgentSignal, value: Any, by_agent: bool) -> None:
         """What happens to it without its doing."""

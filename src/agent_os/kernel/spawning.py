@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from agent_os.abi.errors import EDQUOT, EINVAL, EPERM, ESRCH
 from agent_os.abi.syscalls import Effect, Spawn
 from agent_os.abi.text import native
-from agent_os.kernel.authority import capability
-from agent_os.kernel.calls import Act, Done, Need, Way
+from agent_os.kernel.authority import capability, charges
+from agent_os.kernel.calls import Act, Done, Need, Way, leave_of
+from agent_os.kernel.passing import revoked
 from agent_os.kernel.table import Agent, Table
 
 if TYPE_CHECKING:
@@ -40,22 +41,44 @@ def require_place(table: Table, parent: str) -> None:
         raise EDQUOT("limit", reason, hint="let an agent further up start it", used=above, limit=MOST_GENERATIONS)
 
 
-def prepare(kernel: "Kernel", parent: Agent, request: Spawn) -> Act:
+def prepare(kernel: "Kernel", parent: Agent, request: Spawn, cap: int | None = None) -> Act:
     """A child: it sees what its parent sees, and what it may do is part of what its parent holds."""
     require_place(kernel.table, parent.id)
     order, name = child_order(parent, request.manifest)
     if name:
         kernel.table.require_own_name(name, parent.id)
-    wanted = [capability.parse(text) for text in request.caps]
     needs = [Need("agent", "spawn", name or "*")]
-    needs += [Need(one.kind, action, one.target) for one in wanted for action in sorted(one.actions)]
+    wanted = [capability.parse(text) for text in request.caps]
+    for one in wanted:
+        parent.holdings.prove(one)
 
     async def do() -> Done:
-        require_place(kernel.table, parent.id)  # others may have come meanwhile; from here to its row nothing waits
-        child = await kernel.guests.start(order, name=name, parent=parent.id, caps=request.caps, input=request.input)
+        by = parent.holdings.find(needs, cap)
+
+        def place() -> None:
+            """Others may have come meanwhile, and what it rests on or is to hold may be gone."""
+            require_place(kernel.table, parent.id)
+            for one in wanted:
+                parent.holdings.prove(one)
+            if by and by.revoked:
+                raise revoked()
+            if by:
+                charges.require_life(by)
+            leave_of(act).confirm()
+
+        child = await kernel.guests.start(
+            {**order, "spawned": by.id if by else 0},
+            name=name,
+            parent=parent.id,
+            caps=request.caps,
+            input=request.input,
+            place=place,
+            confirm=leave_of(act).confirm,
+        )
         return Done({"agent": child.name, "level": child.isolation})
 
-    return Act(do, needs, Way.EFFECT, Effect.VERIFIABLE, can_stop=False)
+    act = Act(do, needs, Way.EFFECT, Effect.VERIFIABLE, can_stop=False)
+    return act
 
 
 def child_order(parent: Agent, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

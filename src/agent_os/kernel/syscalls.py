@@ -6,7 +6,7 @@ happens here; the gate decides, records, and then acts. Operator operations live
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,8 +17,9 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
-from agent_os.kernel import spawning
-from agent_os.kernel.calls import Act, Asked, Done, Way
+from agent_os.kernel import asking, spawning
+from agent_os.kernel.authority.labels import CLEAN, Label
+from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
 from agent_os.kernel.signals import known
 from agent_os.kernel.table import Agent, Caller
 from agent_os.kernel.vfs import Stream as Content
@@ -65,34 +66,45 @@ def _decode(asked: Asked) -> Body:
 
 
 def _read(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
-    act = kernel.vfs.read(agent.files, cast("abi.Read", asked.request))
+    request = cast("abi.Read", asked.request)
+    act = kernel.vfs.read(agent.files, request)
+    kind, policies = act.needs[0].kind, kernel.authority.policies
+    if _measured(kernel, agent, act.needs[0]) or policies.measures(agent.id, kind):
+        # What is weighed is what is read, also if it grows meanwhile.
+        size = kernel.vfs.extent(agent.files, request)
+        act = kernel.vfs.read(agent.files, msgspec.structs.replace(request, length=size))
+        act.facts = {**act.facts, "size": size}
     inner = act.do
 
     def do() -> Any:
         done = inner()
         if isinstance(done, Done):
-            return in_chunks(done.value, asked) if isinstance(done.value, Content) else done
-        return _then_chunks(done, asked)
+            return in_chunks(done.value, asked, act, done.label) if isinstance(done.value, Content) else done
+        return _then_chunks(done, asked, act)
 
     act.do = do
     return act
 
 
-async def _then_chunks(deed: Awaitable[Done], asked: Asked) -> Done:
+async def _then_chunks(deed: Awaitable[Done], asked: Asked, act: Act) -> Done:
     done = await deed
-    return await in_chunks(done.value, asked) if isinstance(done.value, Content) else done
+    return await in_chunks(done.value, asked, act, done.label) if isinstance(done.value, Content) else done
 
 
-async def in_chunks(content: Content, asked: Asked) -> Done:
-    """A large entry as a stream: what it is, then its pieces. The record keeps its hash; a replay reads it again and
-    compares. Where there is no stream (a context in our own process), it is one value."""
+async def in_chunks(content: Content, asked: Asked, act: Act, label: Label | None) -> Done:
+    """A large entry as a stream: what it is, then its pieces, each only while the gate allows it. The record keeps its
+    hash; a replay reads it again and compares. Where there is no stream (a context in our own process), it is one
+    value."""
     hashed, pieces = sha256(), list[Any]()
     try:
         if asked.stream:
+            await leave_of(act).bring(label)
+            leave_of(act).confirm()
             await asked.stream.send(content.head)
         for chunk in content.chunks:
             hashed.update(chunk.encode() if isinstance(chunk, str) else chunk)
             if asked.stream:
+                leave_of(act).confirm()
                 await asked.stream.send(chunk)
             else:
                 pieces.append(chunk)
@@ -100,8 +112,8 @@ async def in_chunks(content: Content, asked: Asked) -> Done:
         content.close()
     kept = {**content.head, "streamed": hashed.digest()}
     if asked.stream:
-        return Done(None, kept=kept)
-    return Done({**content.head, "data": ("" if content.text else b"").join(pieces)}, kept=kept)
+        return Done(None, kept=kept, label=label)
+    return Done({**content.head, "data": ("" if content.text else b"").join(pieces)}, kept=kept, label=label)
 
 
 def _write(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
@@ -109,28 +121,58 @@ def _write(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     if not isinstance(request.data, bytes | str):
         raise EINVAL("body", f"SYS_WRITE: expected bytes or text, got {type(request.data).__name__} - at `$.data`")
     if not request.stream:
-        return kernel.vfs.write(agent.files, request)
+        act = kernel.vfs.write(agent.files, request)
+        act.facts = {**act.facts, "size": _size(request.data)}
+        return act
     upload = kernel.vfs.upload(agent.files, request)
     stream = asked.stream
     if stream is None:
         raise EINVAL("stream", "there is no stream beside this call")
 
     outside = upload.needs[0].kind == "file"
+    measured = _measured(kernel, agent, upload.needs[0])
     act = Act(_NEVER, upload.needs, Way.EFFECT if outside else Way.STORE, Effect.IDEMPOTENT, upload.record)
+    act.facts, act.label = upload.facts, upload.label
 
     async def receive() -> Done:
         try:
+            total = 0
             while (chunk := await stream.receive()) is not None:
+                total += _size(chunk)
+                act.facts = {**upload.facts, "size": total}
+                kernel.authority.policies.require_size(agent, upload.needs, act.facts)
+                if measured:
+                    _require_held(agent, upload.needs, asked.cap, act.facts)  # so much of it is still covered
+                    leave_of(act).grow({"bytes": _size(chunk)})
                 upload.add(chunk)
+            leave_of(act).commit()
             written = upload.end()
             act.answered = written.answered
-            done = written.do()
-            return done if isinstance(done, Done) else await done
+            deed = written.do()
+            done = deed if isinstance(deed, Done) else await deed
+            done.spent = {**(done.spent or {}), "bytes": total} if measured else done.spent
+            return done
         finally:
             upload.abort()
 
     act.do = receive
     return act
+
+
+def _size(data: bytes | str) -> int:
+    return len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode(errors="surrogatepass"))
+
+
+def _measured(kernel: "Kernel", agent: Agent, need: Need) -> bool:
+    """Whether it counts for somebody's capabilities how much a call moves: the agent's, or those of whoever shares."""
+    holders = [agent.holdings, *(kernel.authority.holdings(one.holder) for one in agent.files.lent(need) or ())]
+    return any(held.measures(need.kind) for held in holders)
+
+
+def _require_held(agent: Agent, needs: Sequence[Need], cap: int | None, facts: Mapping[str, Any]) -> None:
+    for need in needs:
+        if agent.files.lent(need, facts) is None:
+            agent.holdings.find((need,), cap, facts)
 
 
 def _vfs(method: str) -> Prepare:
@@ -146,7 +188,9 @@ def _vfs(method: str) -> Prepare:
 def _exec(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Exec", asked.request)
     key = asked.key or f"{kernel.journal.log_id.hex()[:8]}:{agent.id}:{kernel.journal.next_seq}"
-    return kernel.tools.prepare(agent, request, key)
+    act = kernel.tools.prepare(agent, request, key)
+    act.facts = {**act.facts, "args": request.params, "size": len(asked.raw)}
+    return act
 
 
 def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
@@ -158,20 +202,27 @@ def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     async def do() -> Done:
         return Done({"delivered": await kernel.signals.send(agent, target, signal, request.value)})
 
-    return Act(do, kernel.signals.needs(agent, target, signal), Way.EFFECT, Effect.IDEMPOTENT)
+    needs = kernel.signals.needs(agent, target, signal)
+
+    def told() -> Label:
+        """Whether it was masked is the target's doing."""
+        return kernel.lives.label(target) if signal.maskable else CLEAN
+
+    return Act(do, needs, Way.EFFECT, Effect.IDEMPOTENT, label=told)
 
 
 def _spawn(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
-    return spawning.prepare(kernel, agent, cast("abi.Spawn", asked.request))
+    return spawning.prepare(kernel, agent, cast("abi.Spawn", asked.request), asked.cap)
 
 
 def _wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Wait", asked.request)
 
     async def do() -> Done:
-        return Done(await kernel.wait_for_child(agent, request.agent))
+        told, label = await kernel.wait_for_child(agent, request.agent)
+        return Done(told, label=label)
 
-    return Act(do)
+    return Act(do, label=lambda: CLEAN)  # that nobody has ended tells nothing of anybody
 
 
 def _exit(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
@@ -226,10 +277,6 @@ def _random(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     return Act(lambda: Done(os.urandom(count)))
 
 
-def _approve_wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
-    raise ENOSYS("approvals", "approvals come with the authority step, so no request is open")
-
-
 def _sigmask(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Sigmask", asked.request)
     block, unblock = {known(n) for n in request.block}, {known(n) for n in request.unblock}
@@ -266,6 +313,6 @@ PREPARE: dict[int, Prepare] = {
     27: _sleep,
     28: _now,
     29: _random,
-    30: _approve_wait,
+    30: asking.approve_wait,
     31: _sigmask,
 }

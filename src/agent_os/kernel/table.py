@@ -8,7 +8,7 @@ nothing.
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,7 +20,8 @@ from agent_os.abi.states import AgentState, ExitClass, Incarnation, moved
 from agent_os.abi.syscalls import Exit
 from agent_os.drivers.store import Put, Store
 from agent_os.kernel.allowance import Allowance
-from agent_os.kernel.authority.capability import Holdings
+from agent_os.kernel.authority.handles import Holdings
+from agent_os.kernel.authority.labels import UNLABELLED, Label
 
 if TYPE_CHECKING:
     from agent_os.kernel.vfs import Root
@@ -96,7 +97,7 @@ class Agent:
     incarnation: int
     isolation: str  # S0…S4, or none
     parent: str | None
-    holdings: Holdings
+    holdings: Holdings  # over all its lives
     root: "Root | None" = None
     line: Line | None = None
     running: Running | None = None
@@ -119,7 +120,11 @@ class Agent:
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # its end is on the record
     next_life: "asyncio.Task[Any] | None" = None  # it is being started again
     clock: Clock = field(default_factory=Clock)
+    role: str = ""
+    program: str = ""  # what it was started from, as a digest; a guest's code is in none
+    named_hosts: frozenset[str] = frozenset()  # that a person named when they started it
     allowance: Allowance = field(default_factory=Allowance)  # of the journal; one for it and all that descend from it
+    above: tuple[str, ...] = ()  # the names of its parent, of that one's parent, and so on
 
     operator = False
 
@@ -132,7 +137,12 @@ class Agent:
 
     @property
     def name(self) -> str:
-        return self.id.removeprefix(f"{NAMESPACE}/")
+        return _bare(self.id)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose rules hold for it: a child chooses its own name, and is bound by what binds those above it."""
+        return (self.name, *self.above)
 
     @property
     def state(self) -> AgentState:
@@ -157,6 +167,7 @@ class Ended:
     reason: str = ""
     result: Any = None
     difference: Mapping[str, Any] | None = None  # record and call side by side, where a replay differed
+    label: Label = UNLABELLED  # what it carried, and so what its result and its reason carry
 
     @property
     def normal(self) -> bool:
@@ -188,7 +199,8 @@ Caller = Agent | Actor
 class Table:
     """Rows of live agents, and of those that ended last: the record knows of all, and a table is gone through often."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, holdings: Callable[[str], Holdings] = Holdings) -> None:
+        self._holdings = holdings
         self._rows: dict[str, Agent] = {}
         self._allowances: dict[str, Allowance] = {}
         self._store = store
@@ -207,7 +219,8 @@ class Table:
             self._forget_oldest()
         self._last_pid += 1
         incarnation = _number(self._store.get("incarnations", agent_id)) + 1 if old is None else old.incarnation + 1
-        agent = Agent(agent_id, kind, self._last_pid, incarnation, isolation, parent, Holdings(agent_id))
+        agent = Agent(agent_id, kind, self._last_pid, incarnation, isolation, parent, self._holdings(agent_id))
+        agent.above = self.names(parent) if parent else ()
         agent.first_aseq = _number(self._store.get("lives", agent_id)) or 1
         agent.allowance = self._allowances[agent_id] = self._allowances.get(parent or agent_id) or agent.allowance
         self._rows.pop(agent_id, None)  # in the order of their coming
@@ -264,6 +277,16 @@ class Table:
         row = self._rows.get(agent_id)
         return row is None or (row.exit is not None and not row.lasting)
 
+    def names(self, agent_id: str) -> tuple[str, ...]:
+        """As `Agent.names`, also of one that ended: then as the store has it."""
+        line: dict[str, None] = {}
+        above: str | None = agent_id
+        while above and above not in line:
+            line[above] = None
+            row = self._rows.get(above)
+            above = row.parent if row else (self._store.get("parents", above) or b"").decode()
+        return tuple(map(_bare, line))
+
     def generation(self, agent_id: str) -> int:
         """How many are above it."""
         count, row = 0, self._rows.get(agent_id)
@@ -293,6 +316,10 @@ def qualified(name: str, *, strict: bool = True) -> str:
         hint = "lower-case letters, digits, '.', '_' and '-', at most 63, beginning with a letter or digit"
         raise EINVAL("agent.name", f"{name!r} is no name for an agent", hint=hint)
     return name if slash else f"{NAMESPACE}/{name}"
+
+
+def _bare(agent_id: str) -> str:
+    return agent_id.removeprefix(f"{NAMESPACE}/")
 
 
 def _number(data: bytes | None) -> int:

@@ -50,6 +50,10 @@ class Tools:
             raise EINVAL("tool.exists", f"there is a tool {tool.name} already")
         self._tools[tool.name] = tool
 
+    def classes(self) -> dict[str, str | None]:
+        """What each declares of its effect."""
+        return {name: str(tool.effect) for name, tool in self._tools.items()}
+
     def find(self, name: str) -> Tool:
         if name not in self._tools:
             hint = f"there is {', '.join(sorted(self._tools))}" if self._tools else "no tool is registered"

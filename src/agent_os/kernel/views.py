@@ -3,10 +3,13 @@ there is nothing that could be changed."""
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent_os.kernel import rules
+from agent_os.kernel.authority.labels import CLEAN, Label, joined
 from agent_os.kernel.table import Agent, shown
 from agent_os.kernel.vfs import Root
 
@@ -15,18 +18,23 @@ if TYPE_CHECKING:
 
 
 def mount_views(kernel: "Kernel", agent: Agent, root: Root) -> None:
-    root.mount_view("/policy", lambda: _policy(agent))
-    root.mount_view("/proc", lambda: _proc(kernel, agent))
-    root.mount_view("/ipc", lambda: _ipc(agent))
-    root.mount_view("/state/checkpoints", lambda: kernel.checkpoints.listing(agent))
+    root.mount_view("/policy", lambda: _policy(kernel, agent))
+    root.mount_view("/proc", lambda: _proc(kernel, agent), partial(_proc_label, kernel, agent))
+    root.mount_view("/ipc", lambda: _ipc(agent), lambda path: kernel.signals.waiting(agent))
+    root.mount_view(
+        "/state/checkpoints", lambda: kernel.checkpoints.listing(agent), partial(kernel.checkpoints.label, agent)
+    )
 
 
-def _policy(agent: Agent) -> Mapping[str, str]:
+def _policy(kernel: "Kernel", agent: Agent) -> Mapping[str, str]:
+    policy, account = kernel.authority.policies.of(agent.id), kernel.budgets.account(agent.id)
     held = [{"handle": one.id, "capability": str(one.capability), "origin": one.origin} for one in agent.holdings]
     return {
         "capabilities.json": _json(held),
-        "rules.json": _json([]),
-        "mode": "strict\n",
+        "rules.json": _json(list(rules.shown(policy, agent.name, agent.role, agent.above))),
+        "mode": f"{policy.mode}\n",
+        "digest": f"{policy.digest.hex()}\n",
+        "budget.json": _json({"limits": account.limits, "spent": account.spent, "held": account.held}),
     }
 
 
@@ -36,6 +44,16 @@ def _proc(kernel: "Kernel", agent: Agent) -> Mapping[str, str]:
     for child in kernel.table.children(agent.id):
         facts[f"children/{child.name}.json"] = _json(msgspec.to_builtins(shown(child)))
     return facts
+
+
+def _proc_label(kernel: "Kernel", agent: Agent, path: str) -> Label:
+    """How a child fares is its own doing, and its reasons are its own words."""
+    if path in ("", "self"):
+        return CLEAN
+    if path.startswith("self/"):
+        return kernel.signals.waiting(agent)
+    children = kernel.table.children(agent.id)
+    return joined(kernel.lives.label(one) for one in children if path in ("children", f"children/{one.name}.json"))
 
 
 def _ipc(agent: Agent) -> Mapping[str, str]:

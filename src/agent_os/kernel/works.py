@@ -6,7 +6,7 @@ deciding is `workspace`'s; everything that touches a disk is done in a thread.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from agent_os.kernel.workspace.landing import Report
 
 _PIECE = 48 << 10  # bytes of one chunk, more or less
 _PROGRESS_S = 1.0
+Judge = Callable[[str, Path], Callable[[Change], Change]]
 
 
 def find(home: Path, name: str, directory: str | bytes = "") -> Workspace:
@@ -35,24 +36,25 @@ def copy(home: Path, name: str, as_name: str) -> Workspace:
         return kept.copy(origin, name=as_name, agent_uid=origin.meta.agent_uid, keep=True)
 
 
-async def do(home: Path, request: Work, stream: Stream) -> dict[str, Any]:
+async def do(home: Path, request: Work, stream: Stream, judge: Judge) -> dict[str, Any]:
+    """`judge`: what the rules say of changes, by workspace name and project."""
     if request.do == "list":
         found = await asyncio.to_thread(Workspaces(home).list)
         await send(stream, "states", (_state(one) for one in found))
         return {}
     workspace = await asyncio.to_thread(find, home, request.name, request.directory)
     if request.do == "diff":
-        return await _diff(workspace, request, stream)
+        return await _diff(workspace, request, stream, judge)
     if request.do == "commit":
-        return await _commit(workspace, request, stream)
+        return await _commit(workspace, request, stream, judge)
     changes = await asyncio.to_thread(workspace.diff)
     if not request.dry_run:
         await asyncio.to_thread(workspace.discard)
     return {**about(workspace), "counts": counts(changes)}
 
 
-async def _diff(workspace: Workspace, request: Work, stream: Stream) -> dict[str, Any]:
-    changes = await asyncio.to_thread(workspace.diff)
+async def _diff(workspace: Workspace, request: Work, stream: Stream, judge: Judge) -> dict[str, Any]:
+    changes = await asyncio.to_thread(lambda: [*map(judge(workspace.agent, workspace.project), workspace.diff())])
     await send(stream, "changes", map(entry, changes))
     if request.patch:
         for index, change in enumerate(changes):
@@ -63,7 +65,7 @@ async def _diff(workspace: Workspace, request: Work, stream: Stream) -> dict[str
     return {**about(workspace), "running": running, "digest": digest(changes)}
 
 
-async def _commit(workspace: Workspace, request: Work, stream: Stream) -> dict[str, Any]:
+async def _commit(workspace: Workspace, request: Work, stream: Stream, judge: Judge) -> dict[str, Any]:
     written = 0
 
     def step(_change: Change) -> None:
@@ -78,6 +80,7 @@ async def _commit(workspace: Workspace, request: Work, stream: Stream) -> dict[s
             dry_run=request.dry_run,
             expect=request.digest,
             progress=step,
+            judge=judge(workspace.agent, workspace.project),
         )
         removed = report.complete and not paths
         if removed:

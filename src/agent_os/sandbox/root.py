@@ -8,16 +8,17 @@ hands can make a spawn fail but never point it elsewhere.
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent_os.sandbox import syscalls
-from agent_os.sandbox.spec import SpawnSpec
+from agent_os.sandbox.spec import Cover, SpawnSpec
 
 # A directory that every Linux has and nobody works in; covered in the launcher's own mount namespace only.
 TEMPLATE = "/sys"
 _SYSTEM, _PREFIXES, _ROOT = f"{TEMPLATE}/system", f"{TEMPLATE}/prefix", f"{TEMPLATE}/root"
 _LOWER, _UPPER = f"{TEMPLATE}/lower", f"{TEMPLATE}/upper"
+_HELD = "/.held"  # in an agent's root, and covered there
 _NO_DIR, _NO_FILE = f"{TEMPLATE}/masked-directory", f"{TEMPLATE}/masked-file"
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")  # tty: whatever terminal the caller itself has, or none
@@ -138,8 +139,7 @@ def assemble(root: "Root", spec: SpawnSpec, sources: Sources) -> int:
     """Step C5: what is this agent's own. Returns an O_PATH descriptor of the workspace's root."""
     for path, make in sorted(_mounts(spec, sources, root), key=lambda entry: entry[0].count("/")):
         make(path)
-    for path in spec.masks:
-        root.mask(path)
+    _cover(root, spec)
     workspace = root.place(spec.workspace.at)
     mounted = [
         spec.workspace.at,
@@ -152,10 +152,50 @@ def assemble(root: "Root", spec: SpawnSpec, sources: Sources) -> int:
     return workspace
 
 
+def _cover(root: "Root", spec: SpawnSpec) -> None:
+    """What is held comes first, as it is reached through a view that nothing covers yet; what is hidden comes last."""
+    writable = {spec.workspace.at, *(bind.dst for bind in spec.binds if bind.rw)}
+    places = sorted({spec.workspace.at, *(bind.dst for bind in spec.binds)}, key=len, reverse=True)
+    wanted = [*spec.covers, *map(Cover, spec.masks)]
+    held: dict[str, set[str]] = {at: set() for at in writable}
+    for cover in wanted:
+        at = next((at for at in places if cover.path.startswith(f"{at}/")), "")
+        if at in writable:
+            held[at].update(_above(cover.path, at), [cover.path] if cover.how == "keep" else ())
+    root.hold({at: paths for at, paths in held.items() if paths})
+    for cover in wanted:
+        if cover.how == "freeze":
+            root.freeze(cover)
+        elif cover.how == "keep":
+            root.require(cover)
+    for cover in wanted:
+        if cover.how == "hide":
+            root.mask(cover)
+
+
+def _above(path: str, top: str) -> Iterator[str]:
+    """The folders between a place and a path in it."""
+    while len(path := path.rpartition("/")[0]) > len(top):
+        yield path
+
+
 def enter() -> None:
     """Step C6: the host's view is gone afterwards."""
     os.chdir(_ROOT)
     syscalls.pivot_root_here()
+
+
+def _is_meant(found: os.stat_result, cover: Cover) -> bool:
+    if cover.device:
+        return (found.st_dev, found.st_ino) == (cover.device, cover.inode)
+    # An overlay may number folders anew, and use the upper half of a file's number for itself.
+    return stat.S_ISDIR(found.st_mode) or (found.st_ino ^ cover.inode) & 0xFFFF_FFFF == 0
+
+
+def _put(tree: int, place: int) -> None:
+    syscalls.attach_tree(tree, place)
+    os.close(tree)
+    os.close(place)
 
 
 def _mounts(spec: SpawnSpec, sources: Sources, root: "Root") -> Iterable[tuple[str, Callable[[str], None]]]:
@@ -179,8 +219,7 @@ def _mounts(spec: SpawnSpec, sources: Sources, root: "Root") -> Iterable[tuple[s
     if spec.kind == "native":
         for index, prefix in enumerate(sources.prefixes):
             yield prefix, lambda path, index=index: root.attach(path, syscalls.clone_tree(f"{_PREFIXES}/{index}"))
-    else:
-        yield "/home/agent", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,{owner}")
+    yield "/home/agent", tmpfs(f"size={spec.limits.tmp_mb}m,nr_inodes=65536,{owner}")
     for bind in spec.binds:
         writable = 0 if bind.rw else syscalls.ATTR_RDONLY
         noexec = 0 if bind.exec else syscalls.ATTR_NOEXEC
@@ -243,26 +282,56 @@ class Root:
             return
         for name in os.listdir(f"{_ROOT}{path}"):
             if not name.isdigit() and name not in _PROC_FACTS:
-                self.mask(f"{path}/{name}")
+                self.mask(Cover(f"{path}/{name}"))
 
     def attach(self, path: str, tree: int, attributes: int = 0) -> None:
         if attributes:
             syscalls.set_tree(tree, attributes)
-        place = self.place(path, create=True, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
-        syscalls.attach_tree(tree, place)
-        os.close(tree)
-        os.close(place)
+        _put(tree, self.place(path, create=True, directory=stat.S_ISDIR(os.fstat(tree).st_mode)))
 
-    def mask(self, path: str) -> None:
-        """Cover a path inside a mount by something empty. A path that is not there has nothing to hide."""
+    def mask(self, cover: Cover) -> None:
+        """Cover a path inside a mount by something empty."""
+        if (place := self._found(cover)) is not None:
+            _put(syscalls.clone_tree(_NO_DIR if stat.S_ISDIR(os.fstat(place).st_mode) else _NO_FILE), place)
+
+    def require(self, cover: Cover) -> None:
+        if (place := self._found(cover)) is not None:
+            os.close(place)
+
+    def _found(self, cover: Cover) -> int | None:
+        """A descriptor of what is to be covered; None: it is not there, so there is nothing to hide. ESTALE: it must be
+        there, and is not or has become another one since somebody looked."""
         try:
-            place = self.place(path)
-        except FileNotFoundError:
-            return
-        tree = syscalls.clone_tree(_NO_DIR if stat.S_ISDIR(os.fstat(place).st_mode) else _NO_FILE)
-        syscalls.attach_tree(tree, place)
-        os.close(tree)
-        os.close(place)
+            place = self.place(cover.path)
+        except OSError as problem:
+            if cover.inode:
+                raise OSError(errno.ESTALE, f"{cover.path} was moved during the spawn ({problem.strerror})") from None
+            if isinstance(problem, FileNotFoundError):
+                return None
+            raise
+        if cover.inode and not _is_meant(os.fstat(place), cover):
+            raise OSError(errno.ESTALE, f"{cover.path} was replaced during the spawn")
+        return place
+
+    def freeze(self, cover: Cover) -> None:
+        """Show a path read-only, with all below it."""
+        if (place := self._found(cover)) is not None:
+            tree = syscalls.clone_tree(at=place)
+            syscalls.set_tree(tree, syscalls.ATTR_RDONLY)
+            _put(tree, place)
+
+    def hold(self, held: Mapping[str, Iterable[str]]) -> None:
+        """Nobody inside can rename or remove these paths, by the place they lie in. Linux refuses that (EBUSY) for
+        whatever something is mounted on, in any view of it. Mounted where the agent is, each would be an island: no
+        file could be renamed across its shore. So it is done in a second view of the place, out of its reach."""
+        for index, (at, paths) in enumerate(held.items()):
+            place = self.place(at)
+            self.attach(f"{_HELD}/{index}", syscalls.clone_tree(at=place))
+            os.close(place)
+            for path in sorted(paths, key=len, reverse=True):  # what is held hides what lies in it
+                self.mask(Cover(f"{_HELD}/{index}{path[len(at) :]}"))
+        if held:
+            self.mask(Cover(_HELD))
 
     def seal(self) -> None:
         syscalls.set_tree(self._fd, _READ_ONLY, recursive=False)

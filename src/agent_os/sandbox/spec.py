@@ -15,7 +15,7 @@ Net = Literal["none", "proxy", "unix"]
 Level = Literal["S0", "S1", "S2", "S3", "S4"]
 LEVELS: tuple[Level, ...] = ("S0", "S1", "S2", "S3", "S4")
 PROXY_PORT = 3128
-MAX_BYTES, MAX_DESCRIPTORS = 64 * 1024, 250  # of one order
+MAX_BYTES, MAX_DESCRIPTORS = 192 * 1024, 250  # of one order
 
 
 class SpecError(ValueError):
@@ -60,6 +60,20 @@ class Bind:
 
 
 @dataclass(frozen=True)
+class Cover:
+    """What must not be done to a path inside: `hide` it is empty, `freeze` it cannot be written, `keep` it can neither
+    be removed nor renamed. The folders above it cannot be renamed in any case, as they would take it along.
+
+    With an inode it must be there, and be that one. Without a device any file system will do: an overlay's is its own.
+    """
+
+    path: str
+    how: Literal["hide", "freeze", "keep"] = "hide"
+    device: int = 0
+    inode: int = 0
+
+
+@dataclass(frozen=True)
 class SpawnSpec:
     spawn_id: str
     kind: Kind = "native"
@@ -74,7 +88,8 @@ class SpawnSpec:
     tty: list[int] | None = None  # rows and columns of a terminal of its own in place of the streams; guests only
     workspace: Workspace = Workspace()
     binds: list[Bind] = field(default_factory=list[Bind])
-    masks: list[str] = field(default_factory=list[str])
+    masks: list[str] = field(default_factory=list[str])  # hidden, if they are there
+    covers: list[Cover] = field(default_factory=list[Cover])
     limits: Limits = Limits()
     exec_allow: list[str] | None = None
     exec_memfd: bool = False
@@ -98,7 +113,8 @@ def encode(spec: SpawnSpec) -> bytes:
 
 def decode(message: bytes) -> SpawnSpec:
     spec = _read_spec(json.loads(message.partition(b"\n")[2]), "spec")
-    for path in (spec.cwd, spec.workspace.at, *(bind.dst for bind in spec.binds), *spec.masks):
+    mounted = [bind.dst for bind in spec.binds] + [cover.path for cover in spec.covers]
+    for path in (spec.cwd, spec.workspace.at, *mounted, *spec.masks):
         if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise SpecError(f"{path!r} is not an absolute path without '..'")
     if spec.workspace.at == "/":

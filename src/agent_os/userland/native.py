@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Coroutine
+from itertools import dropwhile
 from typing import Any, cast
 
 from agent_os.abi.errors import EINVAL, AgentOSError
@@ -24,6 +25,8 @@ from agent_os.userland.wire import DESCRIPTOR
 AnyAgent = Agent[..., Any]
 _NAMED = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)?")
 _TERMINATED = 128 + 15  # what a shell reports of a program that SIGTERM ended
+_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_AROUND = (os.path.join(os.path.dirname(asyncio.__file__), ""), "<frozen ")  # what calls an author's code for us
 _MOST_FAILURE = 500  # characters of a failure that the record keeps
 
 
@@ -48,8 +51,8 @@ def _guarded(work: Any) -> int:
         return work()
     except SystemExit as end:
         return _exit_code(end.code)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as problem:
+        _print(problem)
         return 1
 
 
@@ -109,7 +112,7 @@ async def _leave(ctx: Context, problem: BaseException | None) -> int:
         status = _exit_code(problem.code)
         failure = str(problem.code) if isinstance(problem.code, str) else None
     else:
-        traceback.print_exception(problem)
+        _print(problem)
         status, failure = 1, _sentence(problem)
     try:
         await ctx.leave(status, failure=failure)
@@ -152,6 +155,30 @@ def _kernel() -> socket.socket:
         raise EINVAL("kernel.absent", reason, hint="agentctl run FILE.py:NAME starts an agent with one") from problem
     sock.set_inheritable(False)  # what the agent starts speaks for itself, not for the agent
     return sock
+
+
+def _print(problem: BaseException | None) -> None:
+    """As `python` does, but of the lines that led there only the author's: ours are not theirs to read."""
+    if problem:
+        told = traceback.TracebackException.from_exception(problem)
+        _leave_ours_out(told)
+        print("".join(told.format()), end="", file=sys.stderr)
+
+
+def _leave_ours_out(told: traceback.TracebackException | None) -> bool:
+    """Whether it tells of anything but us."""
+    if told is None or not told.stack:
+        return told is not None
+    others = [one for one in told.stack if not one.filename.startswith(_OURS)]
+    theirs = list(dropwhile(lambda one: one.filename.startswith(_AROUND), others))
+    told.stack = traceback.StackSummary.from_list(theirs) if theirs else None  # pyright: ignore[reportAttributeAccessIssue]
+    for one in told.exceptions or ():
+        _leave_ours_out(one)
+    if not _leave_ours_out(told.__cause__):
+        told.__cause__ = None
+    if not _leave_ours_out(told.__context__):
+        told.__context__ = None
+    return bool(theirs)
 
 
 def _sentence(problem: BaseException | None) -> str:

@@ -16,7 +16,9 @@ import pytest
 
 from agent_os.kernel.egress import Connection, Egress, Limits, parse_grant
 from agent_os.kernel.egress.addresses import Address
-from agent_os.kernel.egress.attempt import Attempt
+from agent_os.kernel.egress.asking import Asking
+from agent_os.kernel.egress.attempt import Attempt, Record
+from agent_os.kernel.egress.visit import Doors
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -56,7 +58,11 @@ class Proxy:
         limits: Limits | None,
         at: dict[int, int],
         routed: Collection[str] = (),
+        doors: Doors | None = None,
+        asking: Asking | None = None,
+        record: Record | None = None,
     ) -> None:
+        self._told = record
         self.records: list[Connection] = []
         self.asked: list[str] = []
         self.writers: list[asyncio.StreamWriter] = []  # of tunnels, closed at the end
@@ -64,14 +70,20 @@ class Proxy:
         self.egress = Redirected(
             "a1",
             [parse_grant(text) for text in grants],
-            self.records.append,
+            self._saw,
             resolve=self.resolve,
             limits=limits,
             routed=routed,
+            doors=doors,
+            asking=asking,
         )
         self.egress.at = at
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
+
+    def _saw(self, connection: Connection) -> Awaitable[None] | None:
+        self.records.append(connection)
+        return self._told(connection) if self._told else None
 
     async def resolve(self, host: str, _port: int) -> Sequence[str]:
         self.asked.append(host)
@@ -89,7 +101,8 @@ class Proxy:
             writer.close()
 
     async def get(self, url: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
-        lines = [f"{method} {url} HTTP/1.1", "Host: wrong.test", "Connection: close", *headers, "", ""]
+        place = url.partition("://")[2].partition("/")[0] or "127.0.0.1:3128"
+        lines = [f"{method} {url} HTTP/1.1", f"Host: {place}", "Connection: close", *headers, "", ""]
         return await self.send("\r\n".join(lines).encode("latin-1") + body)
 
     async def connect(self, target: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
@@ -127,8 +140,11 @@ async def proxy(
     limits: Limits | None = None,
     at: dict[int, int] | None = None,
     routed: Collection[str] = (),
+    doors: Doors | None = None,
+    asking: Asking | None = None,
+    record: Record | None = None,
 ) -> AsyncGenerator[Proxy, None]:
-    running = Proxy(grants, names or {}, limits, at or {}, routed)
+    running = Proxy(grants, names or {}, limits, at or {}, routed, doors, asking, record)
     serving = asyncio.create_task(running.egress.serve(running.listener))
     try:
         yield running

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 
 from agent_os.kernel.egress import Connection, Egress, Limits, parse_grant
 from agent_os.kernel.egress.attempt import Attempt
-from kernel.egress.proxies import GOOD, HERE, OK, QUICK, client_hello, echo, granted, make_certificate, proxy, server
+from kernel.egress.proxies import (
+    GOOD,
+    GREETING,
+    HERE,
+    OK,
+    QUICK,
+    client_hello,
+    echo,
+    granted,
+    make_certificate,
+    proxy,
+    server,
+)
 
 # ----------------------------------------------------------------------------------------------------- HTTP, allowed
 
@@ -101,7 +113,7 @@ def test_a_client_that_waits_for_100_continue_gets_it_from_the_server() -> None:
     async def scenario() -> None:
         async with server(careful) as site, proxy(f"127.0.0.1:{site.port}") as agent:
             reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
-            writer.write(f"POST http://127.0.0.1:{site.port}/ HTTP/1.1\r\nHost: x\r\n".encode())
+            writer.write(f"POST http://127.0.0.1:{site.port}/ HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n".encode())
             writer.write(b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
             assert b"100" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
             writer.write(b"abc")
@@ -126,7 +138,7 @@ def test_an_early_answer_arrives_although_the_body_was_not_read() -> None:
 def test_each_request_on_one_connection_is_a_decision_of_its_own() -> None:
     async def scenario() -> None:
         async with server(OK) as site, proxy(*granted("site.test", site.port), names=HERE) as agent:
-            good = f"GET http://site.test:{site.port}/ HTTP/1.1\r\nHost: x\r\n\r\n"
+            good = f"GET http://site.test:{site.port}/ HTTP/1.1\r\nHost: site.test:{site.port}\r\n\r\n"
             answer = await agent.send((good + good + good.replace("site.test", "evil.test") + good).encode())
             assert answer.count(b"200 OK") == 2
             assert answer.count(b"HTTP/1.1 403") == 1
@@ -410,7 +422,7 @@ def test_what_cannot_be_recorded_is_not_dialled() -> None:
             port = listener.getsockname()[1]
             serving = asyncio.create_task(egress.serve(listener))
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET http://127.0.0.1:{site.port}/ HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET http://127.0.0.1:{site.port}/ HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n\r\n".encode())
             assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
             await egress.close()
@@ -719,7 +731,7 @@ def test_a_cancelled_serve_closes_everything() -> None:
         port = listener.getsockname()[1]
         serving = asyncio.create_task(egress.serve(listener))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET http://a.test/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
         assert b"403" in await reader.read()
         writer.close()
         serving.cancel()
@@ -882,3 +894,53 @@ def test_a_door_without_its_grant_stays_shut() -> None:
     heard, records, connections = asyncio.run(through_a_door("example.com"))
     assert (heard, connections) == (b"", 0)
     assert [(one.done, one.verdict, one.code) for one in records] == [(True, "deny", "net.address")]
+
+
+@pytest.mark.parametrize(
+    "host", ["other.test", "site.test:81", "127.0.0.1", "site.test@other.test", "", "site.test, x"]
+)
+def test_a_host_header_for_another_place_is_refused(host: str) -> None:
+    async def scenario() -> None:
+        async with server(OK) as site, proxy(*granted("site.test", site.port), names=HERE) as agent:
+            line = f"GET http://site.test:{site.port}/ HTTP/1.1\r\n"
+            answer = await agent.send(f"{line}Host: {host}\r\nConnection: close\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert (site.connections, agent.asked) == (0, [])
+            for same in (f"site.test:{site.port}", f"SITE.test.:{site.port}"):
+                answer = await agent.send(f"{line}Host: {same}\r\nConnection: close\r\n\r\n".encode())
+                assert answer.startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+# Forms of a name that some library turns into site.test, or that two libraries turn into different names.
+OTHER_FORMS = {
+    "full width": "ｓｉｔｅ.test",
+    "a soft hyphen": "si\u00adte.test",
+    "an ideographic dot": "site。test",
+    "sharp s": "faß.test",
+    "a joiner": "si\u200dte.test",
+    "final sigma": "βόλος.test",
+}
+
+
+@pytest.mark.parametrize("way", ["http", "connect", "socks"])
+@pytest.mark.parametrize("host", OTHER_FORMS.values(), ids=OTHER_FORMS)
+def test_no_international_form_passes_for_another_name(host: str, way: str) -> None:
+    """Nobody here maps them: a name is written in its ASCII form, or is none."""
+
+    async def scenario() -> None:
+        names = {**HERE, "fass.test": ["127.0.0.1"], "xn--fa-hia.test": ["127.0.0.1"]}
+        async with server(OK) as site, proxy("*.test", f"127.0.0.1:{site.port}", names=names) as agent:
+            raw, port = host.encode(), site.port
+            if way == "socks":
+                data = GREETING + b"\x05\x01\x00\x03" + bytes([len(raw)]) + raw + port.to_bytes(2)
+            else:
+                place = raw + b":%d" % port
+                data = b"CONNECT " + place if way == "connect" else b"GET http://" + place + b"/"
+                data += b" HTTP/1.1\r\nHost: x\r\n\r\n"
+            await agent.send(data)
+            assert (await agent.last()).code == "net.malformed"
+            assert (site.connections, agent.asked) == (0, [])
+
+    asyncio.run(scenario())

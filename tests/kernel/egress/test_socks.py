@@ -284,7 +284,7 @@ def test_a_client_that_leaves_in_the_middle_is_recorded(data: bytes) -> None:
 def test_socks_is_spoken_from_the_first_byte_or_not_at_all() -> None:
     async def scenario() -> None:
         async with server(OK) as site, proxy(*granted("site.test", site.port), names=HERE) as agent:
-            first = f"GET http://site.test:{site.port}/ HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            first = f"GET http://site.test:{site.port}/ HTTP/1.1\r\nHost: site.test:{site.port}\r\n\r\n".encode()
             answer = await agent.send(first + GREETING + socks_request("site.test", site.port) + b"\r\n\r\n")
             assert answer.count(b"200 OK") == 1
             assert b" 400 " in answer

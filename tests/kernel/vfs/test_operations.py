@@ -334,7 +334,7 @@ def test_stat_says_what_can_be_done(trees: Any, work: Path) -> None:
         trees.write(path, "1")
         assert trees.call(Stat(path=path))["rights"] == rights
     found = trees.call(Stat(path="/policy/rules"))
-    assert (found["rights"], found["kind"], found["size"], found["labels"]) == ("r", "file", 1, [])
+    assert (found["rights"], found["kind"], found["size"], found["labels"]) == ("r", "file", 1, ["trusted"])
 
 
 def test_lists_come_in_pages(trees: Any) -> None:
@@ -362,7 +362,7 @@ def test_everything_kept_survives_a_restart(lasting: Any) -> None:
             again.call(Read(handle=closed))
         assert again.call(Open(path=f"{W}/x"))["handle"] > closed
         heard: list[dict[str, Any]] = []
-        again.root().notify = heard.append
+        again.root().notify = lambda notice, label: heard.append(notice)
         again.write(f"{W}/x", "news")
         assert [notice["path"] for notice in heard] == [f"{W}/x"]
     finally:

@@ -1,5 +1,6 @@
 """kernel/vfs/shares: what is lent, to whom, how far, how long; and that nothing else crosses."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_the_receivers_watch_tells_of_the_owners_changes(trees: Any) -> None:
     heard: dict[str, list[dict[str, Any]]] = {A: [], B: []}
     for agent, watched in ((A, W), (B, "/mem/shared")):
         trees.call(Watch(path=watched), agent)
-        trees.root(agent).notify = heard[agent].append
+        trees.root(agent).notify = lambda notice, label, agent=agent: heard[agent].append(notice)
     trees.write(f"{W}/d/x", "2", A)
     trees.write(f"{W}/own", "2", A)
     assert [notice["path"] for notice in heard[B]] == [f"{path}/x"]
@@ -174,7 +175,7 @@ def test_a_write_through_a_share_is_told_to_its_owner_under_the_owners_name(tree
     path = share(trees, f"{W}/x", rights="rw")
     heard: list[dict[str, Any]] = []
     trees.call(Watch(path="/"), A)
-    trees.root(A).notify = heard.append
+    trees.root(A).notify = lambda notice, label: heard.append(notice)
     trees.write(path, "2", B)
     assert [notice["path"] for notice in heard] == [f"{W}/x"]
 
@@ -211,6 +212,32 @@ def test_many_shares_are_listed_in_about_the_time_of_a_page(trees: Any) -> None:
     assert time.process_time() - began < 0.2
     assert [entry["name"] for entry in entries[:2]] == ["e0000", "e0001"]
     assert entries[0]["kind"] == "file"
+
+
+def test_a_streamed_write_to_a_share_takes_its_owners_room_and_no_more(trees: Any) -> None:
+    trees.root(A).mount_store("/mem/small", max_bytes=100_000)
+    trees.write("/mem/small/x", b"o" * 10_000, A)
+    shared = trees.vfs.upload(trees.root(B), Write(path=share(trees, "/mem/small/x", rights="rw"), stream=True))
+    own = trees.vfs.upload(trees.root(A), Write(path="/mem/small/y", stream=True))
+    for upload in (shared, own):
+        upload.add(b"x" * 45_000)
+    with pytest.raises(EDQUOT):
+        shared.add(b"x" * 20_000)
+    own.abort()
+    shared.add(b"x" * 20_000)
+    asyncio.run(trees.do(shared.end()))
+    assert trees.read("/mem/small/x", A) == b"x" * 65_000
+
+
+def test_a_streamed_write_to_a_share_that_is_taken_back_meanwhile_ends(trees: Any) -> None:
+    trees.write(f"{W}/x", "1", A)
+    upload = trees.vfs.upload(trees.root(B), Write(path=share(trees, f"{W}/x", rights="rw"), stream=True))
+    upload.add("2")
+    trees.call(Share(path=f"{W}/x", to="b", end=True), A)
+    with pytest.raises(EROFS):
+        upload.add("3")
+    upload.abort()
+    assert trees.read(f"{W}/x", A) == "1"
 
 
 @pytest.mark.parametrize("rights", ["r", "rw"])

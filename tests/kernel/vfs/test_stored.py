@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agent_os.abi.errors import ECONFLICT, EDQUOT, EINVAL, EIO, ENOENT, EROFS
 from agent_os.drivers.store.sqlite import SqliteStore
+from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, untrusted
 from agent_os.kernel.vfs.backend import Change
 from agent_os.kernel.vfs.bodies import Bodies
 from agent_os.kernel.vfs.sources import Whole
@@ -302,3 +303,42 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+TAINT, OTHER = untrusted("tool:search"), untrusted("http:example.com")
+
+
+def test_every_version_keeps_the_label_of_whoever_wrote_it(kept: Kept) -> None:
+    kept.write("x", "1", label=TAINT)
+    kept.write("x", "2", label=CLEAN)
+    kept.commit(kept.backend.append("x", Whole("3"), label=OTHER))
+    for _ in range(2):
+        assert [kept.backend.label("x", version) for version in (1, 2, 3)] == [TAINT, OTHER, OTHER]
+        assert kept.backend.label("x") == OTHER
+        kept.reload()
+
+
+def test_what_is_appended_joins_and_what_nobody_labelled_is_untrusted(kept: Kept) -> None:
+    kept.write("x", "1", label=TAINT)
+    kept.commit(kept.backend.append("x", Whole("2"), label=OTHER))
+    assert kept.backend.label("x") == TAINT.join(OTHER)
+    kept.append("y", "1")
+    assert kept.backend.label("y") == UNLABELLED
+
+
+def test_a_directory_carries_all_below_it_and_nothing_else(kept: Kept) -> None:
+    kept.write("a/clean", "", label=CLEAN)
+    assert kept.backend.label("a") == CLEAN
+    kept.write("a/deep/er/x", "", label=TAINT)
+    kept.write("b/x", "", label=OTHER)
+    for _ in range(2):
+        labels = {path: kept.backend.label(path) for path in ("a/clean", "a/deep", "a", "b", "", "none")}
+        both = TAINT.join(OTHER)
+        assert labels == {"a/clean": CLEAN, "a/deep": TAINT, "a": TAINT, "b": OTHER, "": both, "none": CLEAN}
+        kept.reload()
+    kept.remove("a/deep/er/x")
+    assert kept.backend.label("a") == CLEAN
+    assert kept.backend.label("a/deep/er/x") == CLEAN
+    assert kept.backend.label("a/deep/er/x", 1) == TAINT  # an old version can still be read
+    kept.put(kept.backend.clear())
+    assert kept.backend.label("") == CLEAN

@@ -7,14 +7,16 @@ import pytest
 
 from agent_os.abi.errors import ENOENT
 from agent_os.abi.syscalls import Remove, Watch, Write
+from agent_os.kernel.authority.labels import CLEAN, Label, untrusted
 from agent_os.kernel.vfs.watches import MAX_WAITING, Watches
 
 W = "/mem/working"
+TAINT = untrusted("tool:search")
 
 
 def test_a_watch_tells_path_kind_and_version(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W))
     trees.write(f"{W}/x", "1")
     trees.call(Remove(path=f"{W}/x"))
@@ -27,7 +29,7 @@ def test_a_watch_tells_path_kind_and_version(trees: Any) -> None:
 
 def test_a_refused_change_is_not_told(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W))
     with pytest.raises(ENOENT):
         trees.call(Remove(path=f"{W}/none"))
@@ -36,7 +38,7 @@ def test_a_refused_change_is_not_told(trees: Any) -> None:
 
 def test_a_watch_that_is_not_recursive_sees_one_level(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W, recursive=False))
     trees.write(f"{W}/x", "")
     trees.write(f"{W}/d/x", "")
@@ -45,7 +47,7 @@ def test_a_watch_that_is_not_recursive_sees_one_level(trees: Any) -> None:
 
 def test_an_ended_watch_is_silent(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W))
     trees.call(Watch(path=W, end=True))
     trees.write(f"{W}/x", "")
@@ -56,7 +58,7 @@ def test_an_ended_watch_is_silent(trees: Any) -> None:
 
 def test_a_burst_on_one_path_is_one_notice_with_the_newest_version(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W))
 
     async def burst() -> None:
@@ -75,27 +77,31 @@ def test_beyond_the_bound_comes_one_gap_with_the_count() -> None:
     watches.add("/d", True)
     taking = False
     heard: list[dict[str, Any]] = []
+    labels: list[Label] = []
 
-    def notify(notice: dict[str, Any]) -> bool:
+    def notify(notice: dict[str, Any], label: Label) -> bool:
         if taking:
             heard.append(notice)
+            labels.append(label)
         return taking
 
     watches.notify = notify
     for n in range(MAX_WAITING + 7):
-        watches.changed(f"/d/{n}", "written", 1)
-    watches.changed("/d/0", "written", 2)  # merges: it waits already
+        watches.changed(f"/d/{n}", "written", 1, CLEAN if n < MAX_WAITING else TAINT)
+    watches.changed("/d/0", "written", 2, TAINT)  # merges: it waits already
+    watches.changed("/d/0", "written", 2, CLEAN)
     assert heard == []
     taking = True
     watches.flush()
     assert len(heard) == MAX_WAITING + 1
     assert heard[-1] == {"watch": "/d", "kind": "gap", "count": 7}
     assert heard[-2] == {"watch": "/d", "path": "/d/0", "kind": "written", "version": 2}
+    assert labels == [*[CLEAN] * (MAX_WAITING - 1), TAINT, TAINT]  # what merges, and what is only counted, joins
 
 
 def test_a_watch_resumes_from_the_journal_or_says_that_it_cannot(trees: Any) -> None:
     heard: list[dict[str, Any]] = []
-    trees.root().notify = heard.append
+    trees.root().notify = lambda notice, label: heard.append(notice)
     trees.call(Watch(path=W, since=5))
     assert heard == [{"watch": W, "kind": "gap", "count": 1}]
     heard.clear()

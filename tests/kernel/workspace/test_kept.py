@@ -575,16 +575,33 @@ def test_another_directory_under_the_same_path_is_not_written_to(workspace: Work
 
 
 def test_the_remains_of_a_crash_are_swept(workspaces: Workspaces, workspace: Workspace, project: Path) -> None:
-    for draft in (".new-dead", ".new-now", ".new-left", ".new-unlocked"):
+    for draft in (".new-dead", ".new-now", ".new-left", ".new-unlocked", ".gone-dead", ".gone-now"):
         (workspaces.root / draft).mkdir()
     for draft in (".new-left", ".new-unlocked"):
         (workspaces.root / draft / "lock").touch()
-    (workspaces.root / ".gone-dead").mkdir()
-    for old in (".new-dead", ".new-left"):
-        os.utime(workspaces.root / old, (0, 0))
+    for dead in (".new-dead", ".new-left", ".gone-dead"):
+        os.utime(workspaces.root / dead, (0, 0))
     workspaces.create(project, name="next", mode="overlay", agent_uid=None)
-    young = [".new-now", ".new-unlocked"]  # which may be in the making
-    assert sorted(os.listdir(workspaces.root)) == [*young, "fix-1", "next"]
+    # Some may be in the making, one in the middle of being removed.
+    assert sorted(os.listdir(workspaces.root)) == [".gone-now", ".new-now", ".new-unlocked", "fix-1", "next"]
+
+
+def test_a_discard_and_a_new_workspace_do_not_trip_over_each_other(workspaces: Workspaces, project: Path) -> None:
+    problems: list[Exception] = []
+
+    def come_and_go(name: str) -> None:
+        try:
+            for _ in range(10):
+                workspaces.create(project, name=name, mode="copy", agent_uid=None).discard()
+        except Exception as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=come_and_go, args=(f"w-{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
 
 
 def test_a_damaged_workspace_is_named(workspaces: Workspaces, workspace: Workspace) -> None:

@@ -173,14 +173,18 @@ def endpoint(host: str | Address, port: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One `--net` value: either a name (perhaps with everything below it) or a network, and perhaps one port."""
+    """One `--net` value: either a name (perhaps with everything below it) or a network, and perhaps one port. Of a
+    capability also any host."""
 
     name: str = ""
     below: bool = False  # `*.name`: every name below it, not the name itself
     network: Network | None = None
     port: int | None = None  # None: the default ports
+    anything: bool = False  # every name, and every public address
 
     def __str__(self) -> str:
+        if self.anything:
+            return endpoint("*", self.port)
         if self.network is None:
             return endpoint(("*." if self.below else "") + self.name, self.port)
         if self._is_one_address:
@@ -203,12 +207,17 @@ class Grant:
         """A door to the host's loopback. Only a person's own flag may open one, never a manifest or a delegation."""
         return self.network is not None and self.network.is_loopback
 
+    @property
+    def opens_private(self) -> bool:
+        """The whole network is private, so that naming it opens what is in it."""
+        return self.network is not None and _kind_of_network(self.network) is Kind.PRIVATE
+
     def opens_port(self, port: int) -> bool:
         return port in DEFAULT_PORTS if self.port is None else port == self.port
 
     def names_host(self, host: str) -> bool:
         if not self.name:
-            return False
+            return self.anything
         return host.endswith("." + self.name) if self.below else host == self.name
 
     def names_exactly(self, host: str | Address, port: int) -> bool:
@@ -225,10 +234,10 @@ class Grant:
         """Does this grant name the address, given what kind it is? A wide network names no private one inside it."""
         network = self.network
         if network is None or kind in NEVER or address not in network:
-            return False
+            return self.anything and kind is Kind.PUBLIC
         if kind is Kind.OWN:
             return self.is_endpoint
-        return kind is Kind.PUBLIC or _kind_of_network(network) is Kind.PRIVATE
+        return kind is Kind.PUBLIC or self.opens_private
 
 
 def _kind_of_network(network: Network) -> Kind:
@@ -339,7 +348,12 @@ def _name_grant(value: str, host: str, port: int | None) -> Grant:
     return Grant(name=str(canonical), below=below, port=port)
 
 
+_DISPUTED = frozenset("ßẞς\u200c\u200d")  # what the two standards of international names read differently
+
+
 def _ascii_form(name: str) -> str:
+    if not _DISPUTED.isdisjoint(name):
+        return "write it as its registrar does, beginning with xn--"
     try:
         return f"write --net {name.encode('idna').decode('ascii')}"
     except UnicodeError:

@@ -4,14 +4,69 @@ Owns the shape of a record (`Connection`), the bounds (`Limits`), and the rule t
 `done` record, whatever happens to it. In: what is learnt about a request. Out: records. Never touches a socket.
 """
 
+import json
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
+import typing
+from asyncio import Future, Task
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from agent_os.kernel.egress.addresses import Decision, printable
+from agent_os.abi.errors import AgentOSError
+from agent_os.kernel.egress.addresses import Address, Decision, printable
 
-Protocol = Literal["http", "connect", "socks", "forward"]
+if typing.TYPE_CHECKING:
+    from agent_os.drivers.store import Put
+    from agent_os.kernel.journal import Draft
+
+Protocol = Literal["http", "connect", "socks", "forward", "route"]
+
+
+class Leave(typing.Protocol):
+    """That a request may be made, for as long as it lasts."""
+
+    @property
+    def tls_only(self) -> bool:
+        """What it rests on is for TLS alone."""
+        ...
+
+    async def located(self, addresses: Iterable[Address]) -> None:
+        """Where it leads is known now. It may be done there when this returns, perhaps after a person agreed. An error
+        of the family: not there."""
+        ...
+
+    def confirm(self) -> None:
+        """Everything was waited for; nothing is until it is dialled. An error of the family: not any more."""
+        ...
+
+    async def refused(self) -> None:
+        """One of those two raised: that is on disk when this returns."""
+        ...
+
+    def opened(self, visit: "Task[Any] | None") -> None:
+        """From here on it is ended when what it rests on is taken back."""
+        ...
+
+    def moved(self, size: int) -> None:
+        """So many bytes have passed by now, both ways. An error of the family: no more."""
+        ...
+
+    @property
+    def cut(self) -> tuple[str, str] | None:
+        """Code and reason, where it was."""
+        ...
+
+    def begin(self, draft: "Draft") -> "Sequence[Put]":
+        """Put what it rests on into its first entry, with what the store must hold then."""
+        ...
+
+    def began(self, seq: int) -> None:
+        """The number of that entry, which is on its way."""
+        ...
+
+    def end(self, draft: "Draft", size: int) -> "Sequence[Put]":
+        """The same for its last entry; so many bytes have passed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +75,7 @@ class Limits:
     header_bytes: int = 32 * 1024
     header_seconds: float = 10.0  # also for a TLS ClientHello
     idle_seconds: float = 60.0
+    route_seconds: float = 600.0  # the same behind a door: a model may think for minutes before its first word
     dial_seconds: float = 10.0  # for resolving, and again for connecting
     lookups: int = 8  # names resolved at the same time
 
@@ -45,6 +101,7 @@ class Connection:
     bytes_up: int
     bytes_down: int
     seconds: float
+    leave: Leave | None = field(default=None, compare=False, repr=False)  # what it rests on; no part of the record
 
 
 # Takes a record. What is not `done` may return something to wait for: nothing is dialled before.
@@ -52,14 +109,24 @@ Record = Callable[[Connection], Awaitable[None] | None]
 
 
 class Stop(Exception):
-    """Ends one request: refused, failed or cut. Becomes its last record and, where still possible, its answer."""
+    """Ends one request: refused, failed or cut. Becomes its last record and, where still possible, its answer, which
+    is given `after` what has to be over by then."""
 
-    def __init__(self, code: str, reason: str, *, allow_flag: str | None = None, status: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        allow_flag: str | None = None,
+        status: int | None = None,
+        after: Future[None] | None = None,
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.allow_flag = allow_flag
         self.status = status or _STATUS.get(code, 403)
+        self.after = after
 
 
 _STATUS = {
@@ -89,11 +156,27 @@ class Attempt:
         self.address = ""
         self.up = 0
         self.down = 0
+        self.leave: Leave | None = None
 
     def require(self, decision: Decision) -> None:
         self.verdict = "allow" if decision.allowed else "deny"
         if not decision.allowed:
             raise Stop(decision.code, decision.reason, allow_flag=decision.allow_flag)
+
+    def count(self, up: int = 0, down: int = 0) -> None:
+        """Bytes that have passed. Stop if there may be no more."""
+        self.up += up
+        self.down += down
+        if self.leave:
+            try:
+                self.leave.moved(self.up + self.down)
+            except AgentOSError as error:
+                raise Stop(error.code, error.reason) from None
+
+    def refuse(self, stop: Stop) -> Stop:
+        """The gate says no."""
+        self.verdict = "deny"
+        return stop
 
     async def allow(self, reason: str) -> None:
         """Recorded when this returns."""
@@ -123,6 +206,7 @@ class Attempt:
                 bytes_up=self.up,
                 bytes_down=self.down,
                 seconds=time.monotonic() - self._start,
+                leave=self.leave,
             )
         )
 
@@ -132,3 +216,9 @@ def explain(target: str, stop: Stop) -> bytes:
     if stop.allow_flag:
         lines.append(f"The operator can allow it: agentctl run {stop.allow_flag}")
     return ("\n".join(lines) + "\n").encode()
+
+
+def explain_as_api(stop: Stop) -> bytes:
+    """For clients of model APIs, in the shape that theirs have in common, so that they show the reason."""
+    error = {"message": f"Agent OS: {stop.reason}", "type": "permission_error", "code": stop.code, "param": None}
+    return json.dumps({"type": "error", "error": error}).encode()

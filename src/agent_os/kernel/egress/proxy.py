@@ -1,24 +1,28 @@
 """The only way out of an agent's network namespace: an HTTP, CONNECT and SOCKS5 proxy on the agent's own listener.
 
 Owns every connection made for an agent. In: the listening socket of its namespace (which *is* the agent's identity)
-and its grants. Out: bytes to addresses that were checked, and records: a connection is decided, recorded, then dialled.
-Never touches the agent's files or processes, shares nothing with another agent's proxy, resolves no name that was not
-granted, and dials no name at all, only a checked address.
+and whoever decides for it (`asking`). Out: bytes to addresses that were checked, and records: a connection is decided,
+recorded, then dialled. Never touches the agent's files or processes, shares nothing with another agent's proxy,
+resolves no name that was not granted, and dials no name at all, only a checked address.
 
-The order of one request: parse strictly (`visit`) → canonical host → gate → resolve → check every address → record →
-dial → let the bytes pass (`visit`, with `socks` and `hello` for what h11 does not read).
+The order of one request: parse strictly (`visit`) → canonical host → is it named at all → gate → resolve → check every
+address → record → look once more → dial → let the bytes pass (`visit`, with `socks` and `hello` for what h11 does not
+read).
 """
 
 import asyncio
 import contextlib
 import errno
 import itertools
+import os
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 
+from agent_os.abi.errors import EPERM, AgentOSError
 from agent_os.kernel.egress.addresses import (
     Address,
     Decision,
@@ -29,8 +33,9 @@ from agent_os.kernel.egress.addresses import (
     decide_routed,
     endpoint,
 )
-from agent_os.kernel.egress.attempt import Attempt, Limits, Record, Stop, explain
-from agent_os.kernel.egress.visit import CHUNK, Visit
+from agent_os.kernel.egress.asking import Asking, Granted, Wanted, stopped
+from agent_os.kernel.egress.attempt import Attempt, Leave, Limits, Record, Stop, explain
+from agent_os.kernel.egress.visit import CHUNK, Doors, Visit
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -41,7 +46,8 @@ FIRST_TRY_SECONDS = 3.0  # for an address while others are left to try
 class Egress:
     """One agent's proxy. `serve` runs until `close` or its own cancellation; both end every connection.
 
-    `routed`: hosts that have a door of their own, and are not reached in any other way.
+    `routed`: hosts that have a door of their own, and are not reached in any other way. `doors`: what is behind them.
+    `asking`: who decides; without it the grants alone do.
     """
 
     def __init__(
@@ -53,21 +59,24 @@ class Egress:
         resolve: Resolver | None = None,
         limits: Limits | None = None,
         routed: Collection[str] = (),
+        doors: Doors | None = None,
+        asking: Asking | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self._agent = agent
-        self._grants = tuple(grants)
+        self._asking = asking or Granted(grants)
         self._routed = frozenset(canonical_host(host) for host in routed)
+        self._doors = doors
         self._record = record
         self._resolve = resolve or _SystemResolver(self.limits.lookups)
         self._numbers = itertools.count(1)
         self._acceptors: set[asyncio.Task[None]] = set()
         self._visits: set[asyncio.Task[None]] = set()
 
-    def decide(self, host: str | Address, port: int) -> Decision:
-        """The gate for one canonical host and port: the place where budgets and policy will be asked, too."""
+    def decide(self, host: str | Address, port: int, *, live: bool = True) -> Decision:
+        """Whether anything names a canonical host and port at all. If so, the gate decides about the request."""
         rule = decide_routed if host in self._routed else decide
-        return rule(self._grants, host, port)
+        return rule(self._asking.grants(live=live), host, port)
 
     def _attempt(self) -> Attempt:
         return Attempt(self._agent, next(self._numbers), self._record)
@@ -109,7 +118,7 @@ class Egress:
             if len(self._visits) >= self.limits.connections:
                 self._turn_away(sock)
             else:
-                caller = Visit(sock, self.limits, self._attempt, self._open)
+                caller = Visit(sock, self.limits, self._attempt, self._open, self._open_door, self._doors)
                 visit = asyncio.create_task(caller.run_through(*door) if door else caller.run())
                 self._visits.add(visit)
                 visit.add_done_callback(self._left)
@@ -136,18 +145,57 @@ class Egress:
             context = {"message": f"egress of {self._agent}: record failed", "exception": error}
             visit.get_loop().call_exception_handler(context)
 
-    async def _open(self, attempt: Attempt, host: str | Address, port: int) -> socket.socket:
+    async def _open(self, attempt: Attempt, wanted: Wanted) -> socket.socket:
         """Gate, resolve, check, record, dial. The socket is connected; cancellation leaves none behind."""
+        host, port = wanted.host, wanted.port
         decision = self.decide(host, port)
+        if not decision.allowed and self.decide(host, port, live=False).allowed:
+            await self._permit(attempt, wanted, decision)  # it was taken back, and the gate says so
         attempt.require(decision)
-        addresses = decision.addresses
+        if decision.addresses and isinstance(host, str):  # localhost: the endpoint that was named
+            wanted = replace(wanted, host=decision.addresses[0])
+        attempt.leave = await self._permit(attempt, replace(wanted, routed=host in self._routed), decision)
+        return await self._open_decided(attempt, host, port, decision)
+
+    async def _permit(self, attempt: Attempt, wanted: Wanted, decision: Decision) -> Leave | None:
+        try:
+            return await self._asking.ask(wanted)
+        except AgentOSError as error:
+            flag = decision.allow_flag or (f"--cap '{error.detail['missing']}'" if "missing" in error.detail else None)
+            raise attempt.refuse(stopped(error, flag if isinstance(error, EPERM) else None)) from None
+
+    async def _open_door(self, attempt: Attempt, host: str | Address, port: int) -> socket.socket:
+        """The same for what a door leads to: that it does is grant enough for the name, and for no private address."""
+        grants = self._asking.grants()
+        if isinstance(host, str):
+            grants = (*grants, Grant(name=host, port=port))
+        return await self._open_decided(attempt, host, port, decide(grants, host, port))
+
+    async def _open_decided(
+        self, attempt: Attempt, host: str | Address, port: int, decision: Decision
+    ) -> socket.socket:
+        attempt.require(decision)
+        addresses, leave = decision.addresses, attempt.leave
         if isinstance(host, str) and not addresses:
             addresses = await self._lookup(host, port)
-            decision = decide_addresses(self._grants, endpoint(host, port), addresses, port)
+            decision = decide_addresses(self._asking.grants(), endpoint(host, port), addresses, port)
             attempt.require(decision)
         attempt.address = str(addresses[0])
+        if leave:
+            await self._heed(attempt, leave, lambda: leave.located(addresses))
         await attempt.allow(decision.reason)  # from here on the connection counts as decided and recorded
+        if leave:
+            await self._heed(attempt, leave, leave.confirm)  # which waits for nothing, unless it is refused
+            leave.opened(asyncio.current_task())
         return await self._dial(attempt, addresses[:ADDRESSES], port)
+
+    async def _heed(self, attempt: Attempt, leave: Leave, look: Callable[[], Awaitable[None] | None]) -> None:
+        try:
+            if waiting := look():
+                await waiting
+        except AgentOSError as error:
+            await leave.refused()
+            raise attempt.refuse(stopped(error)) from None
 
     async def _lookup(self, host: str, port: int) -> tuple[Address, ...]:
         try:
@@ -171,7 +219,7 @@ class Egress:
             try:
                 return await _connect(address, port, seconds)
             except OSError as error:  # TimeoutError is one
-                problem = error.strerror or f"no answer within {seconds:.0f} s"
+                problem = os.strerror(error.errno) if error.errno else f"no answer within {seconds:.0f} s"
         raise Stop("net.dial", f"{attempt.host}:{port} ({attempt.address}) cannot be reached: {problem}")
 
 

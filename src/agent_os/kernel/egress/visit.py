@@ -13,22 +13,64 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import h11
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
-from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, explain
+from agent_os.kernel.egress.asking import TLS_PORT, Wanted, plain_path
+from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, explain, explain_as_api
 from agent_os.kernel.egress.hello import TLS_HANDSHAKE, ClientHello
 from agent_os.kernel.egress.socks import SOCKS4, SOCKS5, Handshake
+from agent_os.kernel.egress.waiting import half_close, idle, until_all, until_last
 
 CHUNK = 128 * 1024  # what one direction of one connection holds in memory at most
+MOST_SHOWN = 256 * 1024  # bytes of a body that is read before it is sent, for a person to judge
 LINGER_SECONDS = 2.0
 
-Opener = Callable[[Attempt, str | Address, int], Awaitable[socket.socket]]
+Opener = Callable[[Attempt, Wanted], Awaitable[socket.socket]]
+Dialler = Callable[[Attempt, str | Address, int], Awaitable[socket.socket]]
+
+
+class Near(Protocol):
+    """The agent's side of one request, as whatever stands behind a door sees it."""
+
+    limits: Limits
+
+    async def event(self) -> h11.Event | type[h11.PAUSED]:
+        """The next event of the agent's request."""
+        ...
+
+    async def whole(self, request: h11.Request) -> bytes | None:
+        """All of the request's body, which `event` then gives as ever. None: it has more than `MOST_SHOWN` bytes."""
+        ...
+
+    async def tell(self, *events: h11.Event) -> None:
+        """Answer, in one piece."""
+        ...
+
+    @property
+    def dial(self) -> Dialler:
+        """Decided by the door rather than by a grant; addresses are checked, and it is recorded, as ever."""
+        ...
+
+
+class Doors(Protocol):
+    """What stands behind targets of this listener itself, and what must not leave by any other way."""
+
+    async def serve(self, attempt: Attempt, request: h11.Request, near: Near) -> None: ...
+
+    def inspect(self, attempt: Attempt, request: h11.Request) -> None:
+        """A plain request that is about to be sent to the attempt's host; Stop if it must not be."""
+        ...
+
+    def guard(self, attempt: Attempt) -> Callable[[bytes], None]:
+        """For everything that is sent there, in order; Stop if it must not be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +80,31 @@ class _Link:
     attempt: Attempt
     remote: socket.socket
     touch: Callable[[], None]  # called whenever something moved
+    guard: Callable[[bytes], None] | None = None  # called before something is sent
 
 
 class Visit:
-    def __init__(self, sock: socket.socket, limits: Limits, begin: Callable[[], Attempt], open_: Opener) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        begin: Callable[[], Attempt],
+        open_: Opener,
+        dial: Dialler,
+        doors: Doors | None = None,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._limits = limits
+        self.limits = self._limits = limits
         self._begin = begin
         self._open = open_
+        self.dial = dial
+        self._doors = doors
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         self._method = b""
         self._socks: Handshake | None = None
+        self._ahead: list[h11.Event] = []  # read before their time, see `whole`
         self._owed = 0  # see `_give_way`
 
     async def run(self) -> None:
@@ -79,6 +133,7 @@ class Visit:
         """One request, from its first byte to its last record. True if the client may send another."""
         if not await self._has_begun():
             return False
+        self._ahead.clear()
         attempt = self._begin()
         await self._recorded(attempt, self._serve(attempt))
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
@@ -98,7 +153,8 @@ class Visit:
         except Stop as stop:
             await self._stop(attempt, stop)
         except asyncio.CancelledError:
-            attempt.end("net.closed", "the agent's network was closed")
+            cut = attempt.leave.cut if attempt.leave else None
+            attempt.end(*(cut or ("net.closed", "the agent's network was closed")))
             raise
         except Exception as error:  # whatever an agent or a server sends, the proxy goes on; the record shows our bug
             await self._stop(attempt, Stop("net.internal", f"{type(error).__name__}: {error}"))
@@ -124,7 +180,7 @@ class Visit:
     async def _read_request(self) -> h11.Request:
         try:
             async with asyncio.timeout(self._limits.header_seconds):
-                event = await self._event()
+                event = await self.event()
         except TimeoutError:
             reason = f"the request header took longer than {self._limits.header_seconds:g} s"
             raise Stop("net.limit", reason, status=408) from None
@@ -134,8 +190,10 @@ class Visit:
         _check_header(event, self._limits.header_bytes)
         return event
 
-    async def _event(self) -> h11.Event | type[h11.PAUSED]:
+    async def event(self) -> h11.Event | type[h11.PAUSED]:
         """The next event of the client; waits for its bytes, never holds more than one incomplete event."""
+        if self._ahead:
+            return self._ahead.pop(0)
         while True:
             try:
                 event = self._http.next_event()
@@ -148,22 +206,45 @@ class Visit:
             except OSError as error:
                 raise Stop("net.broken", f"the client went away: {error.strerror}") from error
 
+    async def whole(self, request: h11.Request) -> bytes | None:
+        length = dict(request.headers).get(b"content-length", b"0")
+        if len(length) > 9 or int(length) > MOST_SHOWN:
+            return None
+        if self._http.they_are_waiting_for_100_continue:
+            await self.tell(h11.InformationalResponse(status_code=100, headers=[]))
+        body = bytearray()
+        async with idle(self._limits.idle_seconds) as touch:
+            while isinstance(event := await self.event(), h11.Data):
+                touch()
+                body += event.data
+                if len(body) > MOST_SHOWN:
+                    self._ahead = [h11.Data(data=bytes(body))]
+                    return None
+        if not isinstance(event, h11.EndOfMessage):
+            raise Stop("net.broken", "the client closed in the middle of its request")
+        self._ahead = [h11.Data(data=bytes(body)), h11.EndOfMessage()]
+        return bytes(body)
+
     async def _stop(self, attempt: Attempt, stop: Stop) -> None:
         """Write the last record, then tell the client, if an answer can still be sent."""
         if stop.code in ("net.sni", "net.malformed"):
             attempt.verdict = "deny"
         attempt.end(stop.code, stop.reason, stop.allow_flag)
+        if stop.after:
+            await asyncio.wait((stop.after,))
         with contextlib.suppress(OSError):  # the client is gone or does not read (TimeoutError): nobody to tell
             async with asyncio.timeout(LINGER_SECONDS):
                 if self._socks is not None:
                     await self._loop.sock_sendall(self._sock, self._socks.refuse(stop.code))
                 elif attempt.protocol != "forward" and self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                    await self._answer(endpoint(attempt.host, attempt.port or None), attempt.verdict, stop)
+                    await self._answer(attempt, stop)
 
-    async def _answer(self, target: str, verdict: str, stop: Stop) -> None:
-        body = explain(target, stop)
+    async def _answer(self, attempt: Attempt, stop: Stop) -> None:
+        target, verdict = endpoint(attempt.host, attempt.port or None), attempt.verdict
+        json = attempt.protocol == "route"
+        body = explain_as_api(stop) if json else explain(target, stop)
         headers = [
-            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Type", "application/json" if json else "text/plain; charset=utf-8"),
             ("Content-Length", str(len(body))),
             ("X-AgentOS", "denied" if verdict == "deny" else "failed"),
             ("Connection", "close"),
@@ -196,32 +277,42 @@ class Visit:
         """One request on one upstream connection, rebuilt rather than copied, so both ends read the same framing."""
         target = request.target.decode("ascii")
         if target.startswith("/"):
-            raise Stop("net.door", f"there is no door {printable(target)} here")
+            if self._doors is None:
+                raise Stop("net.door", f"there is no door {printable(target)} here")
+            return await self._doors.serve(attempt, request, self)
         authority, path = _absolute(target)
         host, port = _split(attempt, authority, default=80)
-        remote = await self._open(attempt, host, port)
+        _require_same_host(request, host, port)
+        body = partial(self.whole, request) if framing(request.headers) else None
+        method, headers = request.method.decode("ascii").lower(), list(request.headers)
+        wanted = Wanted(host, port, method, plain_path(path), path, headers=headers, body=body)
+        if self._doors:
+            self._doors.inspect(attempt, request)
+        remote = await self._open(attempt, wanted)
         upstream = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * self._limits.header_bytes)
         onward = h11.Request(method=request.method, target=path, headers=_onward(request, endpoint(host, port), port))
         with remote:
-            async with _idle(self._limits.idle_seconds) as touch:
-                link = _Link(attempt, remote, touch)
+            async with idle(self._limits.idle_seconds) as touch:
+                link = _Link(attempt, remote, touch, self._guard(attempt))
                 head = upstream.send(onward) or b""
-                if _framing(request.headers):
-                    await _until_last(self._send_body(link, upstream, head), self._send_reply(link, upstream))
+                if framing(request.headers):
+                    await until_last(self._send_body(link, upstream, head), self._send_reply(link, upstream))
                 else:  # most requests have no body: no need for two tasks
                     await self._send_body(link, upstream, head)
                     await self._send_reply(link, upstream)
 
     async def _send_up(self, link: _Link, data: bytes) -> None:
         if data:
+            if link.guard:
+                link.guard(data)
+            link.attempt.count(up=len(data))
             await self._loop.sock_sendall(link.remote, data)
-            link.attempt.up += len(data)
             link.touch()
             await self._give_way(len(data))
 
     async def _receive_down(self, link: _Link) -> bytes:
         data = await self._loop.sock_recv(link.remote, CHUNK)
-        link.attempt.down += len(data)
+        link.attempt.count(down=len(data))
         link.touch()
         await self._give_way(len(data))
         return data
@@ -236,7 +327,7 @@ class Visit:
                 return  # a server may answer and close early; the reply, or its absence, tells
             if isinstance(event, h11.EndOfMessage):
                 return
-            event = await self._event()
+            event = await self.event()
             if isinstance(event, h11.EndOfMessage):
                 event = h11.EndOfMessage()  # trailers are hop-by-hop here
             elif not isinstance(event, h11.Data):
@@ -262,6 +353,9 @@ class Visit:
             if isinstance(event, h11.EndOfMessage):
                 return await self._send_down(b"".join(ready))
 
+    async def tell(self, *events: h11.Event) -> None:
+        await self._send_down(b"".join(self._http.send(event) or b"" for event in events))
+
     async def _send_down(self, data: bytes) -> None:
         try:
             if data:
@@ -276,12 +370,12 @@ class Visit:
         if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
             raise Stop("net.malformed", "a CONNECT request has no body", status=400)
         host, port = _split(attempt, request.target.decode("ascii"), default=None)
-        with await self._open(attempt, host, port) as remote:
-            await self._event()  # the end of the request; what follows belongs to the tunnel
+        with await self._open(attempt, Wanted(host, port)) as remote:
+            await self.event()  # the end of the request; what follows belongs to the tunnel
             early = self._http.trailing_data[0]
             opened = self._http.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
             await self._send_down(opened or b"")
-            await self._both_ways(attempt, remote, self._first_words(early, host, port))
+            await self._both_ways(attempt, remote, self._first_words(attempt, early, host, port))
 
     async def _serve_socks(self, attempt: Attempt, first: bytes) -> None:
         attempt.protocol = "socks"
@@ -293,9 +387,9 @@ class Visit:
             reason = f"the SOCKS5 handshake took longer than {self._limits.header_seconds:g} s"
             raise Stop("net.limit", reason) from None
         host, port = _locate(attempt, self._socks.host, self._socks.port)
-        with await self._open(attempt, host, port) as remote:
+        with await self._open(attempt, Wanted(host, port)) as remote:
             await self._send_down(self._socks.accept())
-            await self._both_ways(attempt, remote, self._first_words(self._socks.rest, host, port))
+            await self._both_ways(attempt, remote, self._first_words(attempt, self._socks.rest, host, port))
 
     async def _shake_hands(self, socks: Handshake, data: bytes) -> None:
         """Until the client has asked for a target. Holds little: a handshake has less than 600 bytes."""
@@ -313,41 +407,46 @@ class Visit:
                 raise Stop("net.malformed", "the client closed in the middle of its SOCKS5 handshake")
 
     async def _through(self, attempt: Attempt, host: Address, port: int) -> None:
-        with await self._open(attempt, host, port) as remote:
+        with await self._open(attempt, Wanted(host, port)) as remote:
             await self._both_ways(attempt, remote, self._loop.sock_recv(self._sock, CHUNK))
 
     async def _both_ways(self, attempt: Attempt, remote: socket.socket, first: Awaitable[bytes]) -> None:
-        async with _idle(self._limits.idle_seconds) as touch:
+        async with idle(self._limits.idle_seconds) as touch:
             link = _Link(attempt, remote, touch)
-            await _until_all(self._up(link, first), self._down(link))
+            await until_all(self._up(link, first), self._down(link))
+
+    def _guard(self, attempt: Attempt) -> Callable[[bytes], None] | None:
+        return self._doors.guard(attempt) if self._doors else None
 
     async def _up(self, link: _Link, first: Awaitable[bytes]) -> None:
         data = await first
+        if data and data[0] != TLS_HANDSHAKE:  # inside TLS there is nothing to be seen
+            link = replace(link, guard=self._guard(link.attempt))
         while data:
             await self._send_up(link, data)
             data = await self._loop.sock_recv(self._sock, CHUNK)
-        _half_close(link.remote)
+        half_close(link.remote)
 
     async def _down(self, link: _Link) -> None:
         while data := await self._receive_down(link):
             await self._loop.sock_sendall(self._sock, data)
             link.touch()
-        _half_close(self._sock)
+        half_close(self._sock)
 
-    async def _first_words(self, early: bytes, host: str | Address, port: int) -> bytes:
+    async def _first_words(self, attempt: Attempt, early: bytes, host: str | Address, port: int) -> bytes:
         """The client's first bytes, once they are known to be what they should: nothing reaches the server before.
 
-        On port 443 they must be TLS for this host. On another granted port a client may speak anything, or wait for
-        the server to speak first; if it speaks TLS, the name must be right there, too.
+        On port 443 they must be TLS for this host, and wherever only TLS is granted. On another granted port a client
+        may speak anything, or wait for the server to speak first; if it speaks TLS, the name must be right there, too.
         """
-        strict = port == 443
+        strict = port == TLS_PORT or (attempt.leave is not None and attempt.leave.tls_only)
         try:
             async with asyncio.timeout(self._limits.header_seconds if strict else None):
                 data = early or await self._loop.sock_recv(self._sock, CHUNK)
             if not data or (data[0] != TLS_HANDSHAKE and not strict):
                 return data
             if data[0] != TLS_HANDSHAKE:
-                raise Stop("net.sni", "what the client speaks on port 443 is not TLS")
+                raise Stop("net.sni", f"what the client speaks on port {port} is not TLS")
             async with asyncio.timeout(self._limits.header_seconds):
                 return await self._read_hello(data, host)
         except TimeoutError:
@@ -401,6 +500,22 @@ def _absolute(target: str) -> tuple[str, str]:
     return match[1], path if path.startswith("/") else "/" + path
 
 
+def _require_same_host(request: h11.Request, host: str | Address, port: int) -> None:
+    """Host is rewritten in any case; who says two things at once hopes that somebody believes the other."""
+    for name, value in request.headers:
+        if name == b"host" and _place(value.decode("latin-1")) != (host, port):
+            reason = f"the Host header {printable(value.decode('latin-1'))} is not {endpoint(host, port)}"
+            raise Stop("net.malformed", reason, status=400)
+
+
+def _place(authority: str) -> tuple[str | Address, int] | None:
+    match = _AUTHORITY.fullmatch(authority.strip())
+    try:
+        return (canonical_host(match[1]), parse_port(match[2]) if match[2] else 80) if match else None
+    except EINVAL:
+        return None
+
+
 def _split(attempt: Attempt, authority: str, default: int | None) -> tuple[str | Address, int]:
     """Canonical host and port of an authority; the attempt learns them, as far as they can be read."""
     attempt.host = printable(authority)
@@ -426,7 +541,7 @@ def _locate(attempt: Attempt, text: str, port: int) -> tuple[str | Address, int]
     return host, port
 
 
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers that are meant for the other end: no hop-by-hop, no Proxy-*, none that Connection names."""
     pairs = list(headers)
     named = {word.strip().lower() for name, value in pairs if name == b"connection" for word in value.split(b",")}
@@ -437,7 +552,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byt
     ]
 
 
-def _framing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def framing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Framing is kept whatever Connection names: dropping it would let one end see a body the other does not."""
     pairs = dict(headers)
     if b"transfer-encoding" in pairs:
@@ -448,74 +563,19 @@ def _framing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
 def _onward(request: h11.Request, authority: str, port: int) -> list[tuple[bytes, bytes]]:
     host = authority.removesuffix(":80") if port == 80 else authority
     own = [(b"host", host.encode("ascii"))]
-    return own + _end_to_end(request.headers) + _framing(request.headers) + [(b"connection", b"close")]
+    return own + end_to_end(request.headers) + framing(request.headers) + [(b"connection", b"close")]
 
 
 def _reply(event: object) -> h11.Event:
     """The server's event as the client shall see it."""
     if isinstance(event, h11.Response):
-        headers = _end_to_end(event.headers) + _framing(event.headers)
+        headers = end_to_end(event.headers) + framing(event.headers)
         return h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
     if isinstance(event, h11.InformationalResponse):
-        headers = _end_to_end(event.headers)
+        headers = end_to_end(event.headers)
         return h11.InformationalResponse(status_code=event.status_code, headers=headers, reason=event.reason)
     if isinstance(event, h11.Data):
         return h11.Data(data=event.data)
     if isinstance(event, h11.EndOfMessage):
         return h11.EndOfMessage()
     raise Stop("net.broken", "the server closed without an answer")
-
-
-# ------------------------------------------------------------------------------------------------------------ waiting
-
-
-@contextlib.asynccontextmanager
-async def _idle(seconds: float) -> AsyncGenerator[Callable[[], None], None]:
-    """Ends what is inside when nothing moved for `seconds`; call what it yields for every move."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(seconds) as clock:
-
-            def touch() -> None:
-                when = loop.time() + seconds
-                # Moving the timer for every chunk would cost more than the chunk.
-                if not clock.expired() and when - (clock.when() or 0.0) > seconds / 60:
-                    clock.reschedule(when)
-
-            yield touch
-    except TimeoutError:
-        raise Stop("net.limit", f"nothing moved for {seconds:g} s", status=504) from None
-
-
-async def _until_last(first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
-    """Run both; over when `last` is. A failure of either ends both."""
-    tasks = asyncio.create_task(first), asyncio.create_task(last)
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[1] not in done:
-            tasks[0].result()
-        await tasks[1]
-    finally:
-        await _cancel(*tasks)
-
-
-async def _until_all(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all; over when all are, or with the first failure."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    except OSError as error:
-        raise Stop("net.broken", f"the connection broke: {error.strerror}") from error
-    finally:
-        await _cancel(*tasks)
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)  # the failure that counts was raised already
-
-
-def _half_close(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other end has closed both ways already
-        sock.shutdown(socket.SHUT_WR)

@@ -136,12 +136,21 @@ class Journal:
         return self._put(draft, sync, puts, blobs, done, None)
 
     async def record(
-        self, draft: Draft, *, sync: bool = True, puts: Sequence[Put] = (), blobs: Sequence[Blob] = ()
+        self,
+        draft: Draft,
+        *,
+        sync: bool = True,
+        puts: Sequence[Put] = (),
+        blobs: Sequence[Blob] = (),
+        numbered: Callable[[int], None] | None = None,
     ) -> int:
-        """Returns when the entry is committed. Cancelling stops the waiting; the entry is written all the same."""
+        """Returns when the entry is committed. Cancelling stops the waiting; the entry is written all the same.
+        `numbered` hears its number at once."""
         self._bind()
         task = _Task(asyncio.get_running_loop())
         seq = self._put(draft, sync, puts, blobs, task.done, task)
+        if numbered:
+            numbered(seq)
         await task.future
         return seq
 

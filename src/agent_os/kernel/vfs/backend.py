@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from agent_os.abi.errors import ECONFLICT, EDQUOT, EEXIST, EINVAL, EISDIR, ENOENT, EROFS
 from agent_os.drivers.store import Blob, Put
+from agent_os.kernel.authority.labels import UNLABELLED, Label
 
 MIB = 1 << 20
 CHUNK = 64 << 10  # of a streamed read
@@ -62,6 +63,7 @@ class Change:
     puts: Sequence[Put] = ()
     blobs: Sequence[Blob] = ()
     settled: Callable[[], None] | None = None  # to be called once puts and blobs are committed
+    label: Label | None = None  # of whoever made it, where it is kept
 
 
 class Usage(NamedTuple):
@@ -105,7 +107,8 @@ class Source(Protocol):
 
 
 class Backend(Protocol):
-    """`rights` says what can be done at all: r (read), w (replace, remove), a (create, append)."""
+    """`rights` says what can be done at all: r (read), w (replace, remove), a (create, append). A change comes with the
+    label of whoever makes it; what nobody labelled is untrusted."""
 
     name: str
     kind: Literal["mem", "file"]  # of the capability that its paths need
@@ -113,15 +116,22 @@ class Backend(Protocol):
 
     def stat(self, path: str) -> Facts | None: ...
 
+    def label(self, path: str, version: int | None = None) -> Label | None:
+        """Of what is there: an entry, or a directory with all below it, for a name can be a message. Nothing there:
+        clean. None: none is kept here, and it is that of the source."""
+        ...
+
     def read(self, path: str, version: int | None) -> Content: ...
 
-    def write(self, path: str, source: Source, *, create: bool, if_version: int | None) -> Change: ...
+    def write(
+        self, path: str, source: Source, *, create: bool, if_version: int | None, label: Label = UNLABELLED
+    ) -> Change: ...
 
-    def append(self, path: str, source: Source, *, if_version: int | None) -> Change: ...
+    def append(self, path: str, source: Source, *, if_version: int | None, label: Label = UNLABELLED) -> Change: ...
 
     def list(self, path: str, after: str, limit: int) -> Page: ...
 
-    def remove(self, path: str, *, if_version: int | None) -> Change: ...
+    def remove(self, path: str, *, if_version: int | None, label: Label = UNLABELLED) -> Change: ...
 
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Told of every change made through this backend, when it is committed; the result ends it."""

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from agent_os.abi.errors import EAGAIN, EINVAL, ENOENT, ENOSPC
 from agent_os.kernel import beneath
+from agent_os.kernel.authority.labels import UNLABELLED, Label
 from agent_os.kernel.vfs import paths
 from agent_os.kernel.vfs.backend import (
     Change,
@@ -94,13 +95,18 @@ class DirectoryBackend:
 
     def real(self, path: str) -> str:
         """Where `path` leads once links inside are followed. EACCES for one that leads out."""
+        return self.led(path)[0]
+
+    def led(self, path: str) -> tuple[str, tuple[str, ...]]:
+        """The same, and by which other names: as it was asked for, and what each link on the way made of that."""
         facts = self.stat(path)
         if facts and facts.kind != "other":
-            return path  # no link anywhere in it
+            return path, ()  # no link anywhere in it
         return self._follow(path)
 
-    def _follow(self, path: str) -> str:
+    def _follow(self, path: str) -> tuple[str, tuple[str, ...]]:
         todo, done, links, steps = path.split("/") if path else [], "", 0, 0
+        names: list[str] = []
         todo.reverse()
         while todo:
             name = todo.pop()
@@ -126,8 +132,10 @@ class DirectoryBackend:
             links += 1
             if target.startswith("/") or links > MAX_LINKS:
                 raise outside(path)
+            if ".." not in todo:  # behind a name, it leads to wherever that name does, which comes later
+                names.append("/".join([at, *(name for name in reversed(todo) if name not in ("", "."))]))
             todo += reversed(target.split("/"))
-        return done
+        return done, tuple(names)
 
     def stat(self, path: str) -> Facts | None:
         try:
@@ -135,6 +143,20 @@ class DirectoryBackend:
         except OSError as error:
             raise refusal(error, path) from None
         return None if info is None else facts_of(info)
+
+    def folds(self, path: str) -> bool:
+        """Whether case makes no difference at this place: another spelling finds the same thing. Of what is not there
+        yet, the folder around it tells."""
+        while path:
+            above, name = paths.split(path)
+            other = name.swapcase()
+            with suppress(OSError):
+                here = beneath.stat_beneath(self._root, path, resolve=PLAIN)
+                if here is not None and other != name:
+                    there = beneath.stat_beneath(self._root, beneath.join(above, other), resolve=PLAIN)
+                    return there is not None and os.path.samestat(here, there)
+            path = above
+        return False
 
     def read(self, path: str, version: int | None) -> "OpenFile":
         try:
@@ -222,7 +244,18 @@ class DirectoryBackend:
 
     # Changes.
 
-    def write(self, path: str, source: Source, *, create: bool = False, if_version: int | None = None) -> Change:
+    def label(self, path: str, version: int | None = None) -> None:
+        """Programs write here without asking, so nothing is known of single files."""
+
+    def write(
+        self,
+        path: str,
+        source: Source,
+        *,
+        create: bool = False,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+    ) -> Change:
         """Whole or not at all: written beside its place, synced, renamed into it."""
         with self._lock, refusing(path):
             old = self._before_change(path, if_version)
@@ -277,7 +310,15 @@ class DirectoryBackend:
         else:
             self._planned.pop(plan.path, None)
 
-    def append(self, path: str, source: Source, *, if_version: int | None = None, at: int | None = None) -> Change:
+    def append(
+        self,
+        path: str,
+        source: Source,
+        *,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+        at: int | None = None,
+    ) -> Change:
         """At the end, which must be at `at` if that is given: only then can a crash be told from a success later."""
         with self._lock, refusing(path):
             old = self._before_change(path, if_version)
@@ -304,7 +345,7 @@ class DirectoryBackend:
             offset = facts.size - source.size
             return self._changed(Change(path, "written", facts.version, facts.size, offset), source.size)
 
-    def remove(self, path: str, *, if_version: int | None = None) -> Change:
+    def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         with self._lock, refusing(path):
             old = self._require_writable(path)
             facts = self.stat(path)

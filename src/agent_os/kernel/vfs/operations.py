@@ -2,7 +2,8 @@
 
 In: a root and a request of the ABI. Out: an `Act` with what it needs, how it is recorded and the deed. Stored entries
 are changed in memory within the deed, without a pause, and in the store with the call's own record; files of real
-directories are changed on their mount's thread between intent and outcome. Decides no authority; talks to no socket.
+directories are changed on their mount's thread between intent and outcome. What is written keeps the label of whoever
+wrote it, and every answer says that of what it tells of. Decides no authority; talks to no socket.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from agent_os.abi.errors import EBADF, EINVAL, EISDIR, ENOENT, EROFS
 from agent_os.abi.syscalls import Close, Effect, List, Open, Read, Remove, Stat, Watch, Write
 from agent_os.abi.syscalls import Share as ShareRequest
 from agent_os.drivers.store import Put
-from agent_os.kernel.calls import Act, Done, Way
+from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, Label, of_words
+from agent_os.kernel.calls import SAID, Act, Done, Way
 from agent_os.kernel.vfs import paths, recovery
 from agent_os.kernel.vfs.backend import (
     MIB,
@@ -36,9 +38,9 @@ from agent_os.kernel.vfs.backend import (
 )
 from agent_os.kernel.vfs.bodies import Bodies
 from agent_os.kernel.vfs.directory import DirectoryBackend
-from agent_os.kernel.vfs.root import Place, Root, shown
+from agent_os.kernel.vfs.root import Held, Place, Root, shown
 from agent_os.kernel.vfs.runs import INLINE
-from agent_os.kernel.vfs.shares import Share, SharedBackend, Shares
+from agent_os.kernel.vfs.shares import Rests, Share, SharedBackend, Shares
 from agent_os.kernel.vfs.sources import Spool, Whole
 from agent_os.kernel.vfs.stored import StoreBackend
 from agent_os.kernel.vfs.streams import Stream, Upload, chunks, decode
@@ -55,7 +57,15 @@ History = Callable[[str, int], Iterable[dict[str, Any]] | None]
 class Vfs:
     """All trees. One per kernel."""
 
-    def __init__(self, store: Kept, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        store: Kept,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+        label: Callable[[str], Label] = lambda agent: UNLABELLED,
+    ) -> None:
+        """`label`: what an agent carries now."""
+        self._label = label
         self.history: History | None = None  # changes in an agent's tree after a journal sequence number
         self._store, self._wall_ns = store, wall_ns
         self._bodies = Bodies(store)
@@ -92,7 +102,9 @@ class Vfs:
         for share in lent:
             root, inner = self._roots.get(share.to), paths.below(share.path, changed)
             if root and inner is not None:
-                root.watches.changed(paths.join(f"{SHARED}/{share.place}", inner), change.kind, change.version)
+                path = paths.join(f"{SHARED}/{share.place}", inner)
+                label = of_words(share.label).join(change.label or UNLABELLED)
+                root.watches.changed(path, change.kind, change.version, label)
 
     # Reading.
 
@@ -101,12 +113,25 @@ class Vfs:
         check_range(request.offset, request.length)
         if not place.inner:
             raise is_directory(place.path)
-        return _reading(place, "read", lambda: _read(place, request))
+        return _reading(place, lambda: _read(place, request), request.version)
+
+    def extent(self, root: Root, request: Read) -> int:
+        """How many bytes a read would give now."""
+        place = self._entry(root, request.path, request.handle, "r")
+        if request.version is not None:
+            content = place.backend.read(place.inner, request.version)
+            content.close()
+            size = content.facts.size
+        else:
+            facts = place.backend.stat(place.inner)
+            size = facts.size if facts else 0
+        rest = max(0, size - request.offset)
+        return rest if request.length is None else min(request.length, rest)
 
     def stat(self, root: Root, request: Stat) -> Act:
         place = root.find(request.path)
         if place is None:
-            return Act(lambda: Done(_described(Facts("directory"), "r")))
+            return Act(lambda: Done(_described(Facts("directory"), "r", CLEAN)), label=_clean)
 
         def do() -> Any:
             facts = place.backend.stat(place.inner)
@@ -114,9 +139,10 @@ class Vfs:
                 raise absent(place.path)
             backend = place.backend
             rights = backend.rights_of(place.inner) if isinstance(backend, SharedBackend) else backend.rights
-            return _described(facts, shown(rights))
+            label = backend.label(place.inner)
+            return _described(facts, shown(rights), root.source(place.need("read")) if label is None else label)
 
-        return _reading(place, "read", do)
+        return _reading(place, do)
 
     def list(self, root: Root, request: List) -> Act:
         if request.max < 1:
@@ -125,14 +151,14 @@ class Vfs:
         path = root.resolve(request.path)
         place = root.find(path)
         tops = root.tops(place.path if place else path)
-        if place is None:
-            return Act(lambda: Done(_page(page(tops, request.after, limit), root, path)))  # names of mounts, no secret
+        if place is None:  # names of mounts, no secret
+            return Act(lambda: Done(_page(page(tops, request.after, limit), root, path)), label=_clean)
 
         def do() -> Any:
             own = place.backend.list(place.inner, request.after, limit)
             return _page(_with_mounts(own, tops, request.after, limit) if tops else own, root, place.path)
 
-        return _reading(place, "read", do)
+        return _reading(place, do)
 
     def open(self, root: Root, request: Open) -> Act:
         place = self._entry(root, request.path, None, "r")
@@ -149,18 +175,18 @@ class Vfs:
 
         def do() -> Done:
             look()
-            number, puts = root.open(place.path, request.flags)
+            number, puts = root.open(place, request.flags)
             return Done({"handle": number}, puts)
 
         if not isinstance(place.backend, DirectoryBackend):
-            return Act(do, needs)
+            return Act(do, needs, label=partial(place.backend.label, place.inner))
 
         async def wait() -> Done:
             await _threaded(place.backend, look)
-            number, puts = root.open(place.path, request.flags)
+            number, puts = root.open(place, request.flags)
             return Done({"handle": number}, puts)
 
-        return Act(wait, needs)
+        return Act(wait, needs, facts=place.facts)
 
     def close(self, root: Root, request: Close) -> Act:
         root.handle(request.handle)
@@ -170,33 +196,35 @@ class Vfs:
 
     def write(self, root: Root, request: Write) -> Act:
         place = self._changeable(root, request)
-        return self._writing(place, request, Whole(request.data), streamed=False)
+        return self._writing(root, place, request, Whole(request.data), streamed=False)
 
     def upload(self, root: Root, request: Write) -> Upload:
         """A write whose data follows. Raises at once what is wrong already."""
         place = self._changeable(root, request)
 
         def check(more: int) -> None:
-            backend = place.backend
+            backend, inner = _payer(place)
             if not upload.spool.size:  # its first data: one that the gate refuses never gets so far, nor ends
                 gone(upload)
                 self._uploads.append((backend, upload))
             waiting = sum(one.spool.size for mount, one in self._uploads if mount is backend)
             # A walk through a real directory would stop everybody; its own thread counts anew at the end.
             usage = backend.last_usage() if isinstance(backend, DirectoryBackend) else backend.usage()
-            old = backend.stat(place.inner) if request.mode == "replace" else None
+            old = backend.stat(inner) if request.mode == "replace" else None
             used = max(0, usage.bytes - (old.size if old else 0))
             check_quota(used + waiting, more, usage.max_bytes, "bytes")
 
         def end(spool: Spool) -> Act:
-            return self._writing(place, request, spool, streamed=True)
+            return self._writing(root, place, request, spool, streamed=True)
 
         def gone(upload: Upload) -> None:
             self._uploads = [pair for pair in self._uploads if pair[1] is not upload]
 
         if isinstance(place.backend, DirectoryBackend):
             place.backend.run(place.backend.usage)
-        upload = Upload((place.need("write"),), recovery.upload_record(place, request), check, end, gone)
+        there = partial(place.backend.label, place.inner)
+        record = recovery.upload_record(place, request)
+        upload = Upload((place.need("write"),), place.facts, record, there, check, end, gone)
         return upload
 
     def remove(self, root: Root, request: Remove) -> Act:
@@ -205,22 +233,29 @@ class Vfs:
         backend = place.backend
         if isinstance(backend, DirectoryBackend):
             return recovery.removal(backend, place, request)
-        change = _Change(lambda: backend.remove(place.inner, if_version=request.if_version), lambda _: None)
+
+        def make() -> Change:
+            return backend.remove(place.inner, if_version=request.if_version, label=self._label(root.agent))
+
+        change = _Change(place, make, lambda _: None)
         record = {"path": place.path, "if_version": request.if_version}
-        return Act(change.do, [place.need("delete")], Way.STORE, Effect.IDEMPOTENT, record, answered=change.committed)
+        return change.act("delete", record)
 
     def _changeable(self, root: Root, request: Write) -> Place:
         place = self._entry(root, request.path, request.handle, "w")
         _require_changes(place)
         return place
 
-    def _writing(self, place: Place, request: Write, source: Whole | Spool, *, streamed: bool) -> Act:
+    def _writing(self, root: Root, place: Place, request: Write, source: Whole | Spool, *, streamed: bool) -> Act:
         backend = place.backend
         if isinstance(backend, DirectoryBackend):
             return recovery.writing(backend, place, request, source, streamed=streamed)
-        change = _Change(partial(_write, place, request, source), partial(_written, request.mode == "append"))
-        record = _record(place.path, request, source, streamed)
-        return Act(change.do, (place.need("write"),), Way.STORE, Effect.IDEMPOTENT, record, answered=change.committed)
+
+        def make() -> Change:
+            return _write(place, request, source, self._label(root.agent))
+
+        change = _Change(place, make, partial(_written, request.mode == "append"))
+        return change.act("write", _record(place.path, request, source, streamed))
 
     # Watching and sharing.
 
@@ -237,15 +272,15 @@ class Vfs:
                 self._catch_up(root, path, request.since)
             return Done({"watch": path, "ended": False}, puts)
 
-        return Act(do, needs)
+        return Act(do, needs, facts=place.facts if place else {})
 
     def _catch_up(self, root: Root, path: str, since: int) -> None:
         changes = self.history(root.agent, since) if self.history else None
         if changes is None:
-            root.watches.missed(path, 1)
+            root.watches.missed(path, 1, CLEAN)  # always the same: it tells nothing of anybody
             return
         for one in changes:
-            root.watches.changed(one["path"], one["kind"], one["version"])
+            root.watches.changed(one["path"], one["kind"], one["version"], UNLABELLED)
 
     def share(self, root: Root, request: ShareRequest) -> Act:
         place = root.find(request.path)
@@ -273,8 +308,16 @@ class Vfs:
             raise EINVAL("share.ttl", "ttl_s is above 0, or left out for no end")
         expires = None if request.ttl_s is None else self._wall_ns() + request.ttl_s * 10**9
         name = paths.split(place.path)[1]
-        share = Share(root.agent, to, place.path, name, request.rights, expires)
+        share = Share(root.agent, to, place.path, name, request.rights, expires, self._label(root.agent).words())
         return share, self._shares.add(share)
+
+    def lend_only(self, rests: Rests) -> None:
+        """From now on nobody lends what it may not do itself."""
+        self._shares.rests = rests
+
+    def shut(self, agent: str, held: Held) -> Sequence[Put]:
+        """Close what an agent has open in its tree, and take back what it lent, where that is not covered any more."""
+        return [*self.root(agent).shut(held), *self._shares.shut(agent, held)]
 
     # Recovery, checkpoints, the end.
 
@@ -288,7 +331,7 @@ class Vfs:
     def again(self, root: Root, op: int, record: dict[str, Any]) -> Act | None:
         """The same deed once more; None if its data came as a stream and is gone."""
         place, backend = self._recorded(root, record)
-        return recovery.again(backend, place, op, record)
+        return recovery.again(backend, place._replace(said=tuple(record.get(SAID, ()))), op, record)
 
     def _recorded(self, root: Root, record: dict[str, Any]) -> tuple[Place, DirectoryBackend]:
         place = root.find(record["path"])
@@ -324,7 +367,7 @@ class Vfs:
                 root.unmount(mount.at)
         working = root.backend(WORKING)
         cleared: Sequence[Put] = working.clear() if isinstance(working, StoreBackend) else ()
-        return [*cleared, *self._shares.drop(agent, WORKING), *root.forget()]
+        return [*cleared, *self._shares.drop(agent, WORKING), *self._shares.outlive(agent), *root.forget()]
 
     def pinned_blobs(self) -> set[bytes]:
         """Bodies that versions of the trees in use need; the collector leaves them."""
@@ -340,29 +383,38 @@ class Vfs:
         """What a call is about: a path, or a handle that was opened for it. Looked up anew each time."""
         if (path is None) == (handle is None):
             raise EINVAL("vfs.target", "give either path or handle")
-        if handle is not None:
-            held = root.handle(handle)
+        held = None if handle is None else root.handle(handle)
+        if held is not None:
             if flag not in held.flags:
                 raise EBADF("vfs.flags", f"handle {handle} was opened for {held.flags!r} only")
             path = held.path
         place = root.find(path or "")
         if place is None:
             raise EISDIR("vfs.directory", f"{path!r} is a directory above the mounts", hint="list it to see them")
-        return place
+        return place._replace(said=(*held.said, *place.said)) if held and held.said else place
 
 
 class _Change:
     """A change in the store between its deed and its commit."""
 
-    __slots__ = ("_answer", "_made", "_make")
+    __slots__ = ("_answer", "_made", "_make", "_place")
 
-    def __init__(self, make: Callable[[], Change], answer: Callable[[Change], Any]) -> None:
-        self._make, self._answer = make, answer
+    def __init__(self, place: Place, make: Callable[[], Change], answer: Callable[[Change], Any]) -> None:
+        self._place, self._make, self._answer = place, make, answer
         self._made: Change | None = None
 
+    def act(self, action: str, record: Any) -> Act:
+        needs = (self._place.need(action),)
+        return Act(self.do, needs, Way.STORE, Effect.IDEMPOTENT, record, answered=self.committed, label=self.there)
+
+    def there(self) -> Label | None:
+        """Versions and sizes tell of whoever wrote there before, and so does a refusal."""
+        return self._place.backend.label(self._place.inner)
+
     def do(self) -> Done:
+        before = self.there()
         made = self._made = self._make()
-        return Done(self._answer(made), made.puts, made.blobs)
+        return Done(self._answer(made), made.puts, made.blobs, label=before)
 
     def committed(self) -> None:
         if self._made and self._made.settled:
@@ -377,21 +429,32 @@ def _require_changes(place: Place) -> None:
         raise EROFS("vfs.mount_point", f"{place.path} is where a mount begins; name an entry in it")
 
 
-def _reading(place: Place, action: str, look: Callable[[], Any]) -> Act:
-    needs = [place.need(action)]
+def _payer(place: Place) -> tuple[Backend, str]:
+    """Where what is written takes room."""
+    shared = place.backend
+    return shared.payer(place.inner) if isinstance(shared, SharedBackend) else (shared, place.inner)
+
+
+def _reading(place: Place, look: Callable[[], Any], version: int | None = None) -> Act:
+    needs = [place.need("read")]
     if not isinstance(place.backend, DirectoryBackend):
-        return Act(lambda: _looked(look()), needs)
+        there = partial(place.backend.label, place.inner, version)
+        return Act(lambda: _looked(look(), there()), needs, label=there)
     backend = place.backend
 
     async def wait() -> Done:
         return _looked(await _threaded(backend, look))
 
-    return Act(wait, needs)
+    return Act(wait, needs, facts=place.facts)
 
 
-def _looked(value: Any) -> Done:
+def _looked(value: Any, label: Label | None = None) -> Done:
     """Of a stream the record keeps what it was, not every byte."""
-    return Done(value, kept=value.head) if isinstance(value, Stream) else Done(value)
+    return Done(value, kept=value.head if isinstance(value, Stream) else None, label=label)
+
+
+def _clean() -> Label:
+    return CLEAN
 
 
 async def _threaded(backend: Backend, work: Callable[[], T]) -> T:
@@ -417,8 +480,8 @@ def _read(place: Place, request: Read) -> dict[str, Any] | Stream:
     return {"data": data, **head}
 
 
-def _described(facts: Facts, rights: str) -> dict[str, Any]:
-    return {**_facts(facts), "rights": rights, "labels": [], "text": facts.text}
+def _described(facts: Facts, rights: str, label: Label) -> dict[str, Any]:
+    return {**_facts(facts), "rights": rights, "labels": label.words(), "text": facts.text}
 
 
 def _facts(facts: Facts) -> dict[str, Any]:
@@ -440,12 +503,12 @@ def _with_mounts(own: Page, tops: dict[str, Facts], after: str, limit: int) -> P
     return Page(merged[:limit], own.more or len(merged) > limit, own.hidden)
 
 
-def _write(place: Place, request: Write, source: Whole | Spool) -> Change:
+def _write(place: Place, request: Write, source: Whole | Spool, label: Label) -> Change:
     try:
         if request.mode == "append":
-            return place.backend.append(place.inner, source, if_version=request.if_version)
+            return place.backend.append(place.inner, source, if_version=request.if_version, label=label)
         create = request.mode == "create"
-        return place.backend.write(place.inner, source, create=create, if_version=request.if_version)
+        return place.backend.write(place.inner, source, create=create, if_version=request.if_version, label=label)
     finally:
         source.close()
 

@@ -1,7 +1,8 @@
 """Names in an agent's tree: one spelling for each.
 
-In: what an agent sent. Out: an absolute path in NFC without empty, `.` or `..` components, or EINVAL that says which
-rule it broke. Pure text: knows no mount and never looks at a file.
+In: what an agent sent. Out: an absolute path without empty, `.` or `..` components, or EINVAL that says which rule it
+broke. A name that is not in NFC is refused, not rewritten: rules and records must see the name that was meant. Pure
+text: knows no mount and never looks at a file.
 """
 
 import unicodedata
@@ -23,7 +24,8 @@ def normalise(path: str, agent: str = "") -> str:
     if not path.isprintable():  # which some harmless spaces are not either
         bad = next((char for char in path if unicodedata.category(char) in _CONTROL), None)
         _check(bad is None, "path.character", f"a path holds no control character (found {bad!r})")
-    path = unicodedata.normalize("NFC", path)
+    if not unicodedata.is_normalized("NFC", path):
+        raise EINVAL("path.nfc", "a path is in NFC", hint=f"write {unicodedata.normalize('NFC', path)!r}")
     _check(len(path.encode()) <= MAX_PATH, "path.long", f"a path has at most {MAX_PATH} bytes")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     _check(".." not in parts, "path.dotdot", "'..' is not resolved here; name the entry from the root")
@@ -74,6 +76,11 @@ def speakable(name: str) -> bool:
         return normalise("/" + name) == "/" + name
     except EINVAL:
         return False
+
+
+def composed(path: str) -> str:
+    """A path found on a disk, as rules spell it: in NFC."""
+    return path if path.isascii() else unicodedata.normalize("NFC", path)
 
 
 def owner_name(agent: str) -> str:

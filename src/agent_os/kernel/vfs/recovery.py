@@ -77,7 +77,8 @@ def _appending(
 
 def upload_record(place: Place, request: Write) -> dict[str, Any]:
     """Of a write whose data has not come yet."""
-    record = {"path": place.path, "mode": request.mode, "if_version": request.if_version, "stream": True}
+    record: dict[str, Any] = {"path": place.path, "mode": request.mode, "if_version": request.if_version}
+    record |= {"stream": True, **place.facts}
     if not isinstance(place.backend, DirectoryBackend):
         return record
     facts = place.backend.stat(place.inner)
@@ -88,11 +89,12 @@ def upload_record(place: Place, request: Write) -> dict[str, Any]:
 def _record(place: Place, request: Write, source: Whole | Spool, streamed: bool) -> dict[str, Any]:
     """With the data, so that it can run again, unless that came as a stream."""
     record: dict[str, Any] = {"path": place.path, "mode": request.mode, "if_version": request.if_version}
+    record |= place.facts
     return record | ({"digest": source.digest, "size": source.size} if streamed else {"data": request.data})
 
 
 def removal(backend: DirectoryBackend, place: Place, request: Remove) -> Act:
-    record = {"path": place.path, "if_version": request.if_version, "was": _version(backend, place)}
+    record = {"path": place.path, "if_version": request.if_version, "was": _version(backend, place), **place.facts}
 
     def make() -> Change:
         return backend.remove(place.inner, if_version=request.if_version)
@@ -127,7 +129,8 @@ def _act(
             if change.settled:
                 change.settled()
 
-    return Act(do, [place.need(action)], Way.EFFECT, effect, record, can_stop=False, answered=committed)
+    needs = [place.need(action)]
+    return Act(do, needs, Way.EFFECT, effect, record, can_stop=False, facts=place.facts, answered=committed)
 
 
 def _answer(version: int, size: int, offset: int | None = None) -> dict[str, Any]:

@@ -4,25 +4,31 @@ Isolation is by construction: a path is looked up here and nowhere else, and not
 but a share that its owner gave. Owns the mounts and descriptors; decides no authority and records nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, EBADF, EEXIST, EINVAL, ENOENT
 from agent_os.drivers.store import Put
-from agent_os.kernel.calls import Need
+from agent_os.kernel.authority.handles import Handle as Capable
+from agent_os.kernel.authority.labels import Label, of_source
+from agent_os.kernel.calls import SAID, Need
 from agent_os.kernel.vfs import paths
 from agent_os.kernel.vfs.backend import MAX_ENTRIES, MIB, Backend, Change, Facts, Kept
 from agent_os.kernel.vfs.directory import DirectoryBackend
 from agent_os.kernel.vfs.shares import SharedBackend
 from agent_os.kernel.vfs.stored import StoreBackend
-from agent_os.kernel.vfs.views import Render, ViewBackend
-from agent_os.kernel.vfs.watches import MAX_WATCHES, Notice, Watches
+from agent_os.kernel.vfs.views import Labelled, Render, ViewBackend
+from agent_os.kernel.vfs.watches import MAX_WATCHES, Notify, Watches
 
+WORK = "/work"
 WORK_BYTES = 1024 * MIB
 MAX_HANDLES = 256
 MAX_FOUND = 256  # paths remembered
+Held = Callable[[Need, Mapping[str, Any]], bool]  # whether a need is covered, given the facts of what it is for
+_NO_FACTS: Mapping[str, Any] = {}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode
@@ -41,14 +47,20 @@ class Place(NamedTuple):
     inner: str
     at: str
     backend: Backend
+    said: tuple[str, ...] = ()  # other names that led here, through links: a rule may be about one of those
 
     def need(self, action: str) -> Need:
         return Need(self.backend.kind, action, self.path)
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {SAID: self.said} if self.said else _NO_FACTS
 
-class Handle(NamedTuple):
+
+class Handle(Struct, array_like=True, frozen=True):
     path: str
     flags: str  # r, w, rw
+    said: tuple[str, ...] = ()
 
 
 MakeStore = Callable[..., StoreBackend]
@@ -60,6 +72,8 @@ class Root:
     def __init__(self, agent: str, store: Kept, make_store: MakeStore) -> None:
         self.agent = agent
         self.watches = Watches()
+        self.source: Callable[[Need], Label] = of_source  # of what has no label of its own
+        self._host = ""  # what /work is called outside, and in its sandbox as well; empty: it has no other name
         self._make_store = make_store
         self._mounts: dict[str, Mount] = {}
         self._found: dict[str, Place] = {}  # as it was asked for; agents ask for the same paths again and again
@@ -69,11 +83,11 @@ class Root:
         self._restore(store)
 
     @property
-    def notify(self) -> Callable[[Notice], bool | None] | None:
+    def notify(self) -> Notify | None:
         return self.watches.notify
 
     @notify.setter
-    def notify(self, deliver: Callable[[Notice], bool | None] | None) -> None:
+    def notify(self, deliver: Notify | None) -> None:
         self.watches.notify = deliver
         self.watches.flush()
 
@@ -89,7 +103,9 @@ class Root:
 
         def heard(change: Change) -> None:
             if self.watches.any:
-                self.watches.changed(paths.join(at, change.path), change.kind, change.version)
+                path = paths.join(at, change.path)
+                label = self.source(Need(backend.kind, "read", path)) if change.label is None else change.label
+                self.watches.changed(path, change.kind, change.version, label)
 
         self._mounts[at] = Mount(at, backend, backend.watch(heard))
         self._found.clear()
@@ -106,8 +122,8 @@ class Root:
             raise
         return backend
 
-    def mount_view(self, at: str, render: Render) -> None:
-        self.mount(at, ViewBackend(render))
+    def mount_view(self, at: str, render: Render, labelled: Labelled = lambda path: None) -> None:
+        self.mount(at, ViewBackend(render, labelled))
 
     def mount_store(
         self,
@@ -154,7 +170,32 @@ class Root:
     # Paths.
 
     def resolve(self, path: str) -> str:
-        return paths.normalise(path, self.agent)
+        """The one name of it that everybody else hears: a workspace is /work, whatever it is called outside."""
+        path = paths.normalise(path, self.agent)
+        if self._host and (inner := paths.below(self._host, path)) is not None:
+            return paths.join(WORK, inner)
+        return path
+
+    def call_work(self, host: str) -> None:
+        """The second name of /work. One that something in this tree has already is not taken."""
+        tops = {at.split("/")[1] for at in self._mounts} | {"work"}
+        self._host = host if host.strip("/") and host.split("/")[1] not in tops else ""
+
+    def host_name(self, path: str) -> str:
+        """What an entry of the workspace is called outside; empty where there is no such name."""
+        if not self._host or not path.startswith(f"{WORK}/"):
+            return ""
+        return self._host + path[len(WORK) :]
+
+    def folds(self, path: str) -> bool:
+        """Whether the path lies where case makes no difference."""
+        at = path
+        while at:
+            if mount := self._mounts.get(at):
+                backend = mount.backend
+                return isinstance(backend, DirectoryBackend) and backend.folds(paths.below(at, path) or "")
+            at = at.rpartition("/")[0]
+        return False
 
     def find(self, path: str) -> Place | None:
         """None: one of the directories above the mounts. The deepest mount answers."""
@@ -166,8 +207,13 @@ class Root:
             if mount := self._mounts.get(at):
                 inner = paths.below(at, path) or ""
                 if isinstance(mount.backend, DirectoryBackend):
-                    inner = mount.backend.real(inner)  # links change: looked up each time
-                    return Place(paths.join(at, inner), inner, at, mount.backend)
+                    inner, names = mount.backend.led(inner)  # links change: looked up each time
+                    if not names:
+                        return Place(paths.join(at, inner), inner, at, mount.backend)
+                    # A link may lead to a name that no rule could say, and so must not be the way to it.
+                    real = paths.normalise(paths.join(at, inner))
+                    others = tuple(paths.composed(paths.join(at, name)) for name in names)
+                    return Place(real, inner, at, mount.backend, others)
                 if len(self._found) >= MAX_FOUND:
                     self._found.clear()
                 place = self._found[said] = Place(path, inner, at, mount.backend)
@@ -189,22 +235,26 @@ class Root:
 
     def granted(self, need: Need) -> bool:
         """Whether a live share is the authority for it: below /mem/shared there is no other."""
+        return self.lent(need) is not None
+
+    def lent(self, need: Need, facts: Mapping[str, Any] = _NO_FACTS) -> Sequence[Capable] | None:
+        """The owner's capabilities that such a share rests on: empty where the owner has ended. None: there is none."""
         if not need.target.startswith("/mem/shared"):
-            return False
+            return None
         mount = self._mounts.get("/mem/shared")
         inner = paths.below("/mem/shared", need.target)
         if need.kind != "mem" or not mount or inner is None or not isinstance(mount.backend, SharedBackend):
-            return False
-        return mount.backend.allows(inner, need.action)
+            return None
+        return mount.backend.lent(inner, need.action, facts)
 
     # Handles and watches; both outlive a restart of the kernel.
 
-    def open(self, path: str, flags: str) -> tuple[int, list[Put]]:
+    def open(self, place: Place, flags: str) -> tuple[int, list[Put]]:
         if len(self._handles) >= MAX_HANDLES:
             raise EAGAIN("vfs.handles", f"{MAX_HANDLES} handles are open", hint="close one", retry_after_ms=1000)
         number = self._next_handle
         self._next_handle += 1
-        self._handles[number] = Handle(path, flags)
+        self._handles[number] = Handle(place.path, flags, place.said)
         next_one = Put(self._bucket, "next", _encode(self._next_handle))
         return number, [Put(self._bucket, f"h/{number}", _encode(self._handles[number])), next_one]
 
@@ -230,6 +280,35 @@ class Root:
             raise ENOENT("vfs.watch", f"{path} is not watched")
         return [Put(self._bucket, f"w{path}", None)]
 
+    def shut(self, held: Held) -> list[Put]:
+        """Close what is no longer covered."""
+        puts: list[Put] = []
+        for number, one in list(self._handles.items()):
+            facts = {SAID: one.said} if one.said else _NO_FACTS
+            actions = [action for flag, action in (("r", "read"), ("w", "write")) if flag in one.flags]
+            if not all(held(Need(self._kind(one.path) or "file", action, one.path), facts) for action in actions):
+                puts += self.close_handle(number)
+        for path in self.watches.all():
+            kind = self._kind(path)
+            needs = [Need(kind, "read", path)] if kind else self.reading_below(path)
+            if not all(held(need, _NO_FACTS) for need in needs):
+                puts += self.end_watch(path)
+        return puts
+
+    def hears(self, notice: Mapping[str, Any], held: Callable[[Need], bool]) -> bool:
+        """Whether its capabilities cover what a notice tells of."""
+        path = str(notice.get("path") or notice["watch"])
+        kind = self._kind(path)
+        return not kind or held(Need(kind, "read", path))
+
+    def _kind(self, path: str) -> str:
+        """Of what answers for a path; empty above the mounts."""
+        while path:
+            if mount := self._mounts.get(path):
+                return mount.backend.kind
+            path = path.rpartition("/")[0]
+        return ""
+
     def forget(self) -> list[Put]:
         """Handles and watches go."""
         puts = [Put(self._bucket, f"h/{number}", None) for number in self._handles]
@@ -244,7 +323,7 @@ class Root:
             if key == "next":
                 self._next_handle = _decode(raw, type=int)
             elif key.startswith("h/"):
-                self._handles[int(key[2:])] = Handle(*_decode(raw, type=tuple[str, str]))
+                self._handles[int(key[2:])] = _decode(raw, type=Handle)
             else:
                 self.watches.add(key[1:], _decode(raw, type=bool))
 

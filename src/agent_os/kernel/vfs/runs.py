@@ -2,18 +2,21 @@
 
 A run is one replace and the appends after it; each of its versions is a prefix of one content, so an append writes only
 what it adds. Content is a list of rows of parts. A part is a few bytes, or a body by its hash; a row is closed at
-2 KiB, so an append rewrites at most one small row, and a file of many tiny appends is not many rows.
+2 KiB, so an append rewrites at most one small row, and a file of many tiny appends is not many rows. A run carries the
+label of whoever wrote it: an old version stays as tainted as it was, whatever replaced it.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from agent_os.drivers.store import Blob, Put
+from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, Label, of_words
 from agent_os.kernel.vfs.backend import Facts, Kept, Source
 from agent_os.kernel.vfs.bodies import Bodies
 
@@ -50,6 +53,7 @@ class Run:
     marks: list[Mark] = field(default_factory=list[Mark])
     parts: list[list[Part]] | None = None  # row by row; None: not loaded
     starts: list[int] = field(default_factory=list[int])  # offset of each row
+    label: Label = UNLABELLED  # of all who wrote in it
 
     def load(self, store: Kept, bucket: str, path: str) -> list[list[Part]]:
         if self.parts is None:
@@ -141,18 +145,42 @@ class Stored:
         return None
 
     def encode(self) -> bytes:
-        runs = [[run.base, run.text, run.rows, run.size, run.marks] for run in self.runs]
+        runs = [
+            [run.base, run.text, run.rows, run.size, run.marks, _CLEAN if run.label is CLEAN else _words(run.label)]
+            for run in self.runs
+        ]
         return _encode([self.version, self.removed, runs])
 
     @classmethod
     def decode(cls, path: str, raw: bytes) -> "Stored":
-        version, removed, runs = _decode_head(raw)
-        return cls(path, version, removed, [Run(*run) for run in runs])
+        version, removed, heads = _decode_head(raw)
+        return cls(path, version, removed, [_run(head) for head in heads])
 
 
-_decode_head: Any = msgspec.msgpack.Decoder(
-    tuple[int, int, list[tuple[int, bool, int, int, list[Mark]]]],
-).decode
+class _Head(msgspec.Struct, array_like=True):
+    """A run as it lies in the store."""
+
+    base: int
+    text: bool
+    rows: int
+    size: int
+    marks: list[Mark]
+    label: list[str] = []  # before there were labels there was none, which is untrusted
+
+
+_decode_head: Any = msgspec.msgpack.Decoder(tuple[int, int, list[_Head]]).decode
+
+
+def _run(head: _Head) -> Run:
+    return Run(head.base, head.text, head.rows, head.size, head.marks, label=of_words(head.label))
+
+
+_CLEAN = CLEAN.words()
+
+
+@lru_cache(maxsize=256)
+def _words(label: Label) -> list[str]:
+    return label.words()
 
 
 @dataclass(slots=True)

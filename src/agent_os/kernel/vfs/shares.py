@@ -1,19 +1,24 @@
 """Entries lent to other agents: the only bridge between two trees.
 
 A share names an owner's stored entry (or all below it), a receiver, rights and possibly an end. It is looked up at
-every use, so taking it back works at once, also on handles that are open. Owns the table and its rows in the store; the
-bytes stay the owner's, and so does the bill.
+every use, so taking it back works at once, also on handles that are open; and it is worth no more than what its owner
+may still do itself, of whose capabilities every use of it is a use. Owns the table and its rows in the store; the bytes
+stay the owner's, and so does the bill.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from agent_os.abi.errors import EACCES, EEXIST, ENOENT
 from agent_os.drivers.store import Put
+from agent_os.kernel.authority.constraints import NO_FACTS
+from agent_os.kernel.authority.handles import Handle
+from agent_os.kernel.authority.labels import UNLABELLED, Label, joined, of_words
+from agent_os.kernel.calls import Need
 from agent_os.kernel.vfs import paths
 from agent_os.kernel.vfs.backend import (
     Backend,
@@ -42,6 +47,7 @@ class Share(Struct, frozen=True):
     name: str  # the last component, at the receiver
     rights: Literal["r", "rw"]
     expires: int | None = None  # ns, wall clock: the time left counts across a restart
+    label: list[str] = []  # of the owner when it shared: the name is its word to the receiver
 
     @property
     def key(self) -> str:
@@ -52,14 +58,24 @@ class Share(Struct, frozen=True):
         """Below /mem/shared of the receiver."""
         return f"{paths.owner_name(self.owner)}/{self.name}"
 
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What its owner must be able to do with it."""
+        return ("share", "read", "write") if "w" in self.rights else ("share", "read")
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Share).decode
 
 
+# An owner's capabilities for something, given the facts of it. None: it may not do that itself, or not unasked.
+Rests = Callable[[str, Need, Mapping[str, Any]], Sequence[Handle] | None]
+
+
 class Shares:
     def __init__(self, store: Kept, wall_ns: Callable[[], int]) -> None:
         self._wall_ns = wall_ns
+        self.rests: Rests = lambda owner, need, facts: ()
         self._by_receiver: dict[str, dict[str, Share]] = {}
         self._by_owner: dict[str, dict[str, Share]] = {}
         for _, raw in store.items(BUCKET):
@@ -113,6 +129,30 @@ class Shares:
         mine = list(self._by_owner.get(owner, {}).values())
         return [self._unset(share) for share in mine if paths.below(below, share.path) is not None]
 
+    def outlive(self, owner: str) -> list[Put]:
+        """The owner ends. What it lent lasts as long as its capabilities would have; what they count ends with it,
+        since nobody would count it any more."""
+        puts: list[Put] = []
+        for share in list(self._by_owner.get(owner, {}).values()):
+            rests = [self.rests(owner, Need("mem", action, share.path), NO_FACTS) for action in share.actions]
+            handles = [one for several in rests for one in several or ()]
+            if None in rests or any(one.limited for one in handles):
+                puts.append(self._unset(share))
+                continue
+            ends = [one.expiry * 10**6 for one in handles if one.expiry is not None]
+            if ends:
+                ends += [share.expires] if share.expires is not None else []
+                share = msgspec.structs.replace(share, expires=min(ends))
+                self._set(share)
+                puts.append(Put(BUCKET, share.key, _encode(share)))
+        return puts
+
+    def shut(self, owner: str, held: Callable[[Need, Mapping[str, Any]], bool]) -> list[Put]:
+        """Take back what the owner could not lend any more."""
+        mine = list(self._by_owner.get(owner, {}).values())
+        kept = (all(held(Need("mem", action, share.path), {}) for action in share.actions) for share in mine)
+        return [self._unset(share) for share, keeps in zip(mine, kept, strict=True) if not keeps]
+
 
 Lent = Callable[[str, str], tuple[Backend, str]]  # (owner, path) → where it lies
 
@@ -149,9 +189,16 @@ class SharedBackend:
 
         return backend, inner, outward
 
-    def allows(self, path: str, action: str) -> bool:
+    def lent(self, path: str, action: str, facts: Mapping[str, Any]) -> Sequence[Handle] | None:
+        """What that rests on, if the share says so and its owner could do the same with that very entry. Empty: its
+        owner has ended. None: it is not lent."""
         found = self._find(path)
-        return bool(found) and (action == "read" or (action in ("write", "delete") and "w" in found[0].rights))
+        if found is None or not (action == "read" or (action in ("write", "delete") and "w" in found[0].rights)):
+            return None
+        share, rest = found[0], path.split("/", 2)[2:]
+        if self._shares.rests(share.owner, Need("mem", "share", share.path), NO_FACTS) is None:
+            return None
+        return self._shares.rests(share.owner, Need("mem", action, "/".join((share.path, *rest))), facts)
 
     def rights_of(self, path: str) -> str:
         found = self._find(path)
@@ -163,6 +210,15 @@ class SharedBackend:
             return found[1].stat(found[2])
         owners = {place.split("/")[0] for place in self._shares.of(self._receiver)}
         return Facts("directory") if not path or path in owners else None
+
+    def label(self, path: str, version: int | None = None) -> Label:
+        found = self._find(path)
+        if found is None:  # the names of owners, or of what one of them shares
+            places = [place for place in self._shares.of(self._receiver) if not path or paths.below(path, place)]
+            return joined(self.label(place) for place in places)
+        share, backend, inner = found
+        kept = backend.label(inner, version)
+        return of_words(share.label).join(UNLABELLED if kept is None else kept)
 
     def read(self, path: str, version: int | None) -> Content:
         if self._find(path) is None and self.stat(path):
@@ -190,17 +246,25 @@ class SharedBackend:
             elif owner == path:
                 yield name
 
-    def write(self, path: str, source: Source, *, create: bool = False, if_version: int | None = None) -> Change:
+    def write(
+        self,
+        path: str,
+        source: Source,
+        *,
+        create: bool = False,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+    ) -> Change:
         backend, inner, outward = self._require(path, "w")
-        return outward(backend.write(inner, source, create=create, if_version=if_version))
+        return outward(backend.write(inner, source, create=create, if_version=if_version, label=label))
 
-    def append(self, path: str, source: Source, *, if_version: int | None = None) -> Change:
+    def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         backend, inner, outward = self._require(path, "w")
-        return outward(backend.append(inner, source, if_version=if_version))
+        return outward(backend.append(inner, source, if_version=if_version, label=label))
 
-    def remove(self, path: str, *, if_version: int | None = None) -> Change:
+    def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         backend, inner, outward = self._require(path, "w")
-        return outward(backend.remove(inner, if_version=if_version))
+        return outward(backend.remove(inner, if_version=if_version, label=label))
 
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Changes come from the owners' own mounts; the tree passes them on."""
@@ -209,5 +273,10 @@ class SharedBackend:
     def snapshot(self, name: str) -> Snapshot:
         return Snapshot()  # the owner's checkpoint names it, not the receiver's
 
+    def payer(self, path: str) -> tuple[Backend, str]:
+        """Whose space a write to `path` takes, and where it lies there."""
+        backend, inner, _ = self._require(path, "w")
+        return backend, inner
+
     def usage(self) -> Usage:
-        return Usage(0, 0, 0, 0)  # the owner pays
+        return Usage(0, 0, None, None)  # the owners pay, each within its own limits

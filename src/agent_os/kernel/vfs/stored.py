@@ -15,6 +15,7 @@ import msgspec
 
 from agent_os.abi.errors import EINVAL, ENOENT, ENOTDIR, EROFS
 from agent_os.drivers.store import Put
+from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, Label, joined
 from agent_os.kernel.vfs import paths
 from agent_os.kernel.vfs.backend import (
     MAX_ENTRIES,
@@ -76,6 +77,7 @@ class StoreBackend:
         self._bytes = 0
         self._pins: dict[str, dict[str, int]] = {}  # by checkpoint
         self._pinned: Counter[tuple[str, int]] = Counter()
+        self._labels: dict[Label, None] = {}  # all that were ever seen here; mostly one
         self._floor = 0  # no new entry begins at or below it: a forgotten one may have been there
 
     # What is there.
@@ -86,6 +88,26 @@ class StoreBackend:
         if entry:
             return entry.facts()
         return Facts("directory") if path in self._children else None
+
+    def label(self, path: str, version: int | None = None) -> Label:
+        self._load()
+        entry = self._entries.get(path)
+        if entry and version is not None and (found := entry.find(version)):
+            return found[0].label
+        if entry and not entry.removed:
+            return entry.runs[-1].label
+        if not self._children.get(path):
+            return CLEAN
+        return next(iter(self._labels)) if len(self._labels) == 1 else joined(self._below(path))
+
+    def _below(self, path: str) -> Iterator[Label]:
+        stem = f"{path}/" if path else ""
+        for name in self._children[path]:
+            inner = stem + name
+            if inner in self._children:
+                yield from self._below(inner)
+            else:
+                yield self._entries[inner].runs[-1].label
 
     def read(self, path: str, version: int | None) -> Opened:
         self._load()
@@ -129,26 +151,34 @@ class StoreBackend:
 
     # Changes.
 
-    def write(self, path: str, source: Source, *, create: bool = False, if_version: int | None = None) -> Change:
+    def write(
+        self,
+        path: str,
+        source: Source,
+        *,
+        create: bool = False,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+    ) -> Change:
         entry, live = self._target(path, if_version, create=create)
         if live and self._append_only:
             raise EROFS("vfs.append_only", f"{path!r} is written once; here entries are created and grow, no more")
         self._fits(source.size - (live.size if live else 0), live is None)
-        return self._begin(entry, source)
+        return self._begin(entry, source, label)
 
-    def append(self, path: str, source: Source, *, if_version: int | None = None) -> Change:
+    def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         entry, live = self._target(path, if_version)
         if live is None:
             self._fits(source.size, True)
-            return self._begin(entry, source)
+            return self._begin(entry, source, label)
         if source.size and live.text != source.text:
             held, came = ("text", "bytes") if live.text else ("bytes", "text")
             raise EINVAL("vfs.type", f"{path!r} holds {held}, and {came} cannot be appended to it")
         self._fits(source.size, False)
         live.load(self._store, self._bucket, path)
-        return self._grow(entry, live, source)
+        return self._grow(entry, live, source, live.label.join(label))
 
-    def remove(self, path: str, *, if_version: int | None = None) -> Change:
+    def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         entry, live = self._target(path, if_version)
         if live is None:
             raise absent(path)
@@ -160,7 +190,8 @@ class StoreBackend:
         self._removed_bytes += entry.weight
         self._bytes -= live.size
         self._unlink(path)
-        return self._settled(Change(path, "removed", entry.version, puts=[*self._keep(entry), *self._forget()]))
+        puts = [*self._keep(entry), *self._forget()]
+        return self._settled(Change(path, "removed", entry.version, puts=puts, label=label))
 
     def _target(self, path: str, if_version: int | None, *, create: bool = False) -> tuple[Stored, Run | None]:
         """The entry that a change is about, possibly new. Everything is checked before anything is changed."""
@@ -190,7 +221,7 @@ class StoreBackend:
         check_quota(self._bytes, more, self._max_bytes, "bytes")
         check_quota(len(self._entries) - len(self._removed), int(new), self._max_entries, "entries")
 
-    def _begin(self, entry: Stored, source: Source) -> Change:
+    def _begin(self, entry: Stored, source: Source, label: Label) -> Change:
         live = entry.live
         if live:
             self._bytes -= live.size
@@ -203,10 +234,12 @@ class StoreBackend:
             self._link(entry.path)
         run = Run(entry.version + 1, source.text, parts=[])
         entry.runs.append(run)
-        return self._grow(entry, run, source)
+        return self._grow(entry, run, source, label)
 
-    def _grow(self, entry: Stored, run: Run, source: Source) -> Change:
+    def _grow(self, entry: Stored, run: Run, source: Source, label: Label) -> Change:
         offset = run.size
+        run.label = label
+        self._labels[label] = None
         blobs, first = run.add(source, self._bodies)
         if run.size and not offset:
             run.text = source.text  # what was empty takes the type of its first content
@@ -215,7 +248,8 @@ class StoreBackend:
         run.marks.append(Mark(entry.version, run.size, self._wall_ns()))
         puts = run.puts(self._bucket, entry.path, first)
         puts += self._keep(entry)
-        return self._settled(Change(entry.path, "written", entry.version, run.size, offset, puts, blobs))
+        change = Change(entry.path, "written", entry.version, run.size, offset, puts, blobs, label=label)
+        return self._settled(change)
 
     def _settled(self, change: Change) -> Change:
         change.settled = partial(self._tell, change)
@@ -294,7 +328,7 @@ class StoreBackend:
             keys.append(f"e/{path}")
         keys += ["f", *(f"p/{name}" for name in self._pins)]
         self._entries, self._removed, self._children = {}, {}, {"": {}}
-        self._pins, self._pinned = {}, Counter()
+        self._pins, self._pinned, self._labels = {}, Counter(), {}
         self._bytes = self._removed_bytes = self._floor = 0
         return [Put(self._bucket, key, None) for key in dict.fromkeys(keys)]
 
@@ -322,6 +356,7 @@ class StoreBackend:
             entry = Stored.decode(key[2:], value)
             self._entries[entry.path] = entry
             if live := entry.live:
+                self._labels[live.label] = None
                 self._bytes += live.size
                 self._link(entry.path)
             else:

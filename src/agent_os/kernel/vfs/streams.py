@@ -3,11 +3,12 @@
 An upload charges its quota as it grows and changes nothing; at its end it becomes an `Act` like any other write.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_os.abi.errors import EBADF, EINVAL
+from agent_os.kernel.authority.labels import Label
 from agent_os.kernel.calls import Act, Need
 from agent_os.kernel.vfs.backend import CHUNK, Content, Data
 from agent_os.kernel.vfs.sources import Spool, encode
@@ -56,7 +57,9 @@ class Upload:
     """A write whose data comes in chunks. Ask the gate for `needs` before taking the first."""
 
     needs: tuple[Need, ...]
+    facts: Mapping[str, Any]
     record: dict[str, Any]  # for an intent written before the data has come; `verify` understands it
+    label: Callable[[], Label | None]  # of what is there
     _check: Callable[[int], None]  # raises EDQUOT when so many bytes do not fit
     _end: Callable[[Spool], Act]
     _gone: Callable[["Upload"], None]

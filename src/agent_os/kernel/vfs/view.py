@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, cast
 from agent_os.abi.errors import ENOENT, ENOSYS
 from agent_os.abi.syscalls import Body, List, Read, Remove, Stat, Write
 from agent_os.drivers.store import Blob, Put
+from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.calls import Act
 from agent_os.kernel.vfs.backend import Data
 from agent_os.kernel.vfs.operations import Vfs
@@ -107,7 +108,7 @@ class Alone:
 
     def __init__(self, name: str) -> None:
         self._kept = Remembered()
-        self._vfs = Vfs(self._kept)
+        self._vfs = Vfs(self._kept, label=lambda agent: CLEAN)  # nobody else writes here
         self._root: Root = self._vfs.root(name if "/" in name else f"default/{name}")
 
     async def syscall(self, request: Body, /) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from agent_os.abi.errors import EINVAL, ENOTDIR
+from agent_os.kernel.authority.labels import UNLABELLED, Label
 from agent_os.kernel.vfs.backend import (
     Change,
     Facts,
@@ -23,6 +24,7 @@ from agent_os.kernel.vfs.backend import (
 )
 
 Render = Callable[[], Mapping[str, str]]
+Labelled = Callable[[str], Label | None]  # by the path within the view
 
 
 class ViewBackend:
@@ -30,8 +32,11 @@ class ViewBackend:
     kind: Literal["mem", "file"] = "mem"
     rights = "r"
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, render: Render, labelled: Labelled = lambda path: None) -> None:
+        self._render, self._labelled = render, labelled
+
+    def label(self, path: str, version: int | None = None) -> Label | None:
+        return self._labelled(path)
 
     def stat(self, path: str) -> Facts | None:
         texts = self._render()
@@ -61,13 +66,21 @@ class ViewBackend:
             raise absent(path)
         return page(names, after, limit)
 
-    def write(self, path: str, source: Source, *, create: bool = False, if_version: int | None = None) -> Change:
+    def write(
+        self,
+        path: str,
+        source: Source,
+        *,
+        create: bool = False,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+    ) -> Change:
         raise read_only("a view of the kernel")
 
-    def append(self, path: str, source: Source, *, if_version: int | None = None) -> Change:
+    def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         raise read_only("a view of the kernel")
 
-    def remove(self, path: str, *, if_version: int | None = None) -> Change:
+    def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         raise read_only("a view of the kernel")
 
     def watch(self, listener: Listener) -> Callable[[], None]:

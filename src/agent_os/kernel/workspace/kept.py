@@ -47,6 +47,7 @@ class Meta:
     copied: int = 0  # ns; copy mode: when the copy was finished
     made: int = 0  # ns; one that began as another is younger than the project it was `created` for
     snapshot: bool = False  # kept under a name of its own, even when there is nothing in it
+    agent: str = ""  # whose writes these are, where that is not its name
 
     @property
     def born(self) -> int:
@@ -83,6 +84,7 @@ class Workspaces:
         other one does not change meanwhile. What the project changes since *that* one began is a conflict here, too."""
         with origin.opened() as (origin_home, _, upper):
             facts = {"name": name, "agent_uid": agent_uid, "made": time.time_ns(), "snapshot": keep}
+            facts["agent"] = origin.agent if keep else ""
 
             def fill(home: int) -> Meta:
                 if (intent := Intent(origin_home)).steps:  # what it has committed is known to go with it
@@ -99,7 +101,7 @@ class Workspaces:
                 f"{changes.escape(name)!r} is no workspace name: lower case letters, digits and dashes, at most 64",
             )
         if (self.root / name).exists():
-            raise EEXIST("workspace.exists", f"there is already a workspace {name}", hint=f"agentctl diff {name}")
+            raise _taken(name)
 
     def _build(self, project: Path, name: str, agent_uid: int | None, fill: Callable[[int], Meta]) -> "Workspace":
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,8 +129,9 @@ class Workspaces:
     def _sweep(self, root: int) -> None:
         """Remove what a crash left half-made, half-removed, or without anything in it to decide about."""
         for left in os.listdir(root):
-            if left.startswith(".gone-") or (left.startswith(".new-") and _abandoned(root, left)):
-                beneath.remove_tree(root, left)
+            if left.startswith((".gone-", ".new-")) and _abandoned(root, left):
+                with suppress(FileNotFoundError):  # another sweep was here first
+                    beneath.remove_tree(root, left)
         for workspace in self.list():
             old = time.time_ns() - workspace.meta.born > _ABANDONED_NS and not workspace.meta.snapshot
             if old and workspace.is_empty and not workspace.running:
@@ -173,6 +176,11 @@ class Workspace:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent whose writes these are."""
+        return self.meta.agent or self.name
 
     @property
     def project(self) -> Path:
@@ -243,8 +251,9 @@ class Workspace:
         dry_run: bool = False,
         expect: str | None = None,
         progress: Callable[[Change], None] | None = None,
+        judge: Callable[[Change], Change] = lambda change: change,
     ) -> Report:
-        """Write the changes to the project; the workspace stays until `discard`.
+        """Write the changes to the project; the workspace stays until `discard`. `judge` marks what rules refuse.
 
         `expect` is the `digest` of the diff a person approved: anything else is refused. An entry that conflicts or is
         refused stops nobody but itself and what depends on it. After a crash, call it again: it resumes.
@@ -256,6 +265,7 @@ class Workspace:
                 raise ECONFLICT(
                     "workspace.changed", f"{self.name} is not what was shown", hint=f"agentctl diff {self.name}"
                 )
+            found = [judge(change) for change in found]
             landing = Landing(lower, upper, intent, self.meta.created, progress, Report(dry_run=dry_run))
             landing.plan(found, wanted=select(found, paths), allow_protected=allow_protected)
             if dry_run:
@@ -275,7 +285,7 @@ class Workspace:
         Workspaces(self.path.parent.parent).require_free(name)
         with self.hold(), beneath.closing(beneath.open_root(self.path.parent)) as root:
             beneath.rename(root, self.path.name, name, replace=False)
-            meta = replace(self.meta, name=name, snapshot=True)
+            meta = replace(self.meta, name=name, snapshot=True, agent=self.agent)
             with beneath.closing(beneath.open_directory(root, name)) as home:
                 write_json(home, "meta.json", asdict(meta))
         return Workspace(self.path.parent / name, meta)
@@ -408,13 +418,18 @@ def _locked(root: int, name: str) -> bool:
         return False
 
 
+def _taken(name: str) -> EEXIST:
+    hint = f"agentctl commit {name} or agentctl discard {name}, or take another name"
+    return EEXIST("workspace.exists", f"there is already a workspace {name}", hint=hint)
+
+
 def _explained(error: OSError, project: Path, name: str) -> Exception:
     """The family's error for a failed system call, saying which path."""
     where = project / error.filename if isinstance(error.filename, str) and error.filename != str(project) else project
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ENOSPC("workspace.space", f"no room for the workspace {name}", hint="make room in the state directory")
     if error.errno == errno.EEXIST:
-        return EEXIST("workspace.exists", f"there is already a workspace {name}", hint=f"agentctl diff {name}")
+        return _taken(name)
     if error.errno == errno.ENOENT:
         return ENOENT("workspace.missing", f"{changes.escape(str(where))} does not exist any more")
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -6,6 +6,7 @@ operator's rights before the operator has seen it.
 """
 
 import unicodedata
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 # Everything below, by the name of any component.
@@ -46,6 +47,9 @@ CREDENTIALS = (
     ".var/app/org.chromium.Chromium", ".var/app/com.brave.Browser",
 )  # fmt: skip
 
+# What may be protected by the name of what it lies in: itself, everything, or one of the pairs of names below.
+_BELOW = ("", "x", "workflows/x", "fish/x", "update")
+
 KERNEL_TREES = ("/proc", "/sys", "/dev")
 
 
@@ -56,6 +60,11 @@ def is_protected(path: str) -> bool:
         return False
     above = ["", *parts[:-1]]
     return _protected_file(parts[-1], above[-1]) or any(map(_protected_directory, parts, above))
+
+
+def ways(path: str) -> frozenset[int]:
+    """How a name protects what bears it and what lies below. Two names with the same ways are alike to every tool."""
+    return frozenset(way for way, rest in enumerate(_BELOW) if is_protected(f"{path}/{rest}"))
 
 
 def _protected_directory(part: str, above: str) -> bool:
@@ -78,6 +87,7 @@ def _protected_file(name: str, above: str) -> bool:
     )
 
 
+@lru_cache(4096)  # few names make many paths
 def _fold(part: str) -> str:
     """One spelling for all that a folding file system could take for the same name."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold())

@@ -1,0 +1,178 @@
+"""`agentctl approvals`, `approve`, `deny`: what agents want that only a person may allow.
+
+In: what waits, as the kernel tells it; half of it was written by an agent, and is shown quoted and made harmless. Out:
+a table, the whole question, or an answer. An answer carries the digest of the question that was shown.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from agent_os.abi.errors import ENOENT
+from agent_os.abi.syscalls import Approvals, Decide
+from agent_os.cli.asking import ask
+from agent_os.cli.changes import say
+from agent_os.cli.entries import jsonable
+from agent_os.cli.output import age, output_option, paint, plain, print_json, table
+
+_EVERY_S = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+_LONGEST = 48  # characters of a cell
+_DECIDED = {"refused": "denied", "used": "approved", "void": "approved"}
+_SINCE = {"used": ", and used", "void": ", and void"}
+Row = dict[str, Any]
+
+
+@click.command()
+@click.argument("approval", metavar="[ID]", required=False)
+@click.option("--agent", metavar="NAME", help="Only of this agent.")
+@click.option("--all", "everything", is_flag=True, help="Also what was answered, expired or cancelled lately.")
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@output_option
+def approvals(approval: str | None, agent: str | None, everything: bool, watch: bool, as_json: bool) -> None:
+    """List what waits for a person's decision, or show all of question ID.
+
+    What is not answered in time is denied.
+    """
+    if approval is not None:
+        one = _find(approval, agent)
+        print_json(jsonable(one)) if as_json else _print_whole(one)
+        return
+    try:
+        while True:
+            rows = ask(Approvals(agent=agent, all=everything))["approvals"]
+            if watch and sys.stdout.isatty():
+                click.echo(_CLEAR, nl=False)
+            print_json(jsonable({"approvals": rows})) if as_json else _print_table(rows)
+            if not watch:
+                return
+            time.sleep(_EVERY_S)
+    except KeyboardInterrupt:  # leaving a view is no failure
+        return
+
+
+@click.command()
+@click.argument("approval", metavar="ID")
+@click.option("--once", is_flag=True, help="For this one act. The default.")
+@click.option("--session", is_flag=True, help="For like acts too, until the agent ends.")
+@click.option("--always", is_flag=True, help="For like acts of this very agent, until revoked.")
+@click.option("--reason", default="", metavar="TEXT", help="Kept with the answer.")
+@output_option
+def approve(approval: str, once: bool, session: bool, always: bool, reason: str, as_json: bool) -> None:
+    """Allow the act that ID asks about. It is shown, and exactly that is allowed."""
+    if once + session + always > 1:
+        raise click.UsageError("--once, --session and --always exclude each other")
+    scope = "always" if always else "session" if session else "once"
+    _answer(approval, "approve", scope, reason, as_json=as_json)
+
+
+@click.command()
+@click.argument("approval", metavar="ID")
+@click.option("--reason", default="", metavar="TEXT", help="Told to the agent.")
+@output_option
+def deny(approval: str, reason: str, as_json: bool) -> None:
+    """Refuse the act that ID asks about; the agent is told, and goes on without."""
+    _answer(approval, "deny", "once", reason, as_json=as_json)
+
+
+def _answer(approval: str, outcome: Any, scope: Any, reason: str, *, as_json: bool) -> None:
+    one = _find(approval)
+    if not as_json:
+        _print_whole(one, err=True)
+    decided = ask(Decide(approval=one["id"], outcome=outcome, digest=one["digest"], scope=scope, reason=reason))
+    if as_json:
+        print_json(jsonable(decided))
+        return
+    if outcome == "deny":
+        click.echo(f"denied  {decided['id']}  {plain(decided['agent'])}: {_short(decided['wants'])}")
+        return
+    how = {"once": "once", "session": "until it ends", "always": "always"}[scope]
+    click.echo(f"approved  {decided['id']}  {plain(decided['agent'])}: {_short(decided['wants'])}, {how}")
+    if scope != "once":
+        say(f"take it back: agentctl cap revoke {decided['id']}")
+
+
+def _find(approval: str, agent: str | None = None) -> Row:
+    rows: list[Row] = ask(Approvals(agent=agent, all=True))["approvals"]
+    number = approval.lower().removeprefix("q-")
+    for row in rows:
+        if row["id"] == f"q-{number}":
+            return row
+    waiting = ", ".join(row["id"] for row in rows if row["state"] == "pending")
+    hint = f"there waits: {waiting}" if waiting else "agentctl approvals lists what waits; now nothing does"
+    raise ENOENT("approval.unknown", f"there is no approval {approval!r}", hint=hint)
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    if not rows:
+        say("nothing waits for a decision")
+        return
+    headings = ("ID", "AGENT", "WANTS", "ORIGIN", "AGE", "STATE")
+    cells = [
+        (row["id"], row["agent"], _short(row["wants"]), _short(_origin(row)), age(row["seconds"]), _state(row))
+        for row in rows
+    ]
+    click.echo(table(cells, headings))
+    say("all of one: agentctl approvals ID   then   agentctl approve ID   or   agentctl deny ID")
+
+
+def _print_whole(one: Row, *, err: bool = False) -> None:
+    """Every part of a question. What an agent wrote stands in quotation marks behind a bar."""
+    lines = [
+        paint(f"{one['id']}  {plain(one['agent'])} wants {plain(one['wants'])}", "bold"),
+        *(f"because  {plain(reason)}" for reason in one["reasons"]),
+        f"rules    {plain(', '.join(one['rules']))}",
+        f"origin   {plain(_origin(one))}",
+        f"grants   {plain(one['capability']) or 'this call only'}",
+        f"scopes   {', '.join(one['scopes'])}" + ("  (always is not offered for guests)" if one["guest"] else ""),
+        *(f"only     {plain(' or '.join(group))} may answer" for group in one["approvers"]),
+        "state    " + (f"open, {_state(one)}, then denied" if one["state"] == "pending" else _state(one)),
+        "the agent wrote:",
+        *(f"  | {line}" for line in _quoted(one["args"])),
+    ]
+    click.echo("\n".join(lines), err=err)
+
+
+def _quoted(args: Any) -> list[str]:
+    if not isinstance(args, dict) or not args:
+        return [_json(args)]
+    return [f"{plain(str(name))}: {_json(value)}" for name, value in args.items()]
+
+
+def _json(value: Any) -> str:
+    """As JSON: nothing in it can end its quotation marks or its line."""
+    return plain(json.dumps(jsonable(value), ensure_ascii=False, default=str))
+
+
+def _origin(row: Row) -> str:
+    """Where what it says comes from, as far as the kernel saw."""
+    words = next(iter(row["origins"].values()), [])
+    if not words or words[0] == "trusted":
+        return "trusted" if words else "unknown"
+    sources = [word.removeprefix("from:") for word in words if word.startswith("from:")]
+    return f"untrusted: {', '.join(sources)}" if sources else "untrusted"
+
+
+def _state(row: Row) -> str:
+    state = row["state"]
+    if state == "pending":
+        return f"{_left(row['left'])} left"
+    by = f" by {row['decided_by']}" if row["decided_by"] else ""
+    return plain(f"{_DECIDED.get(state, state)}{by}{_SINCE.get(state, '')}")
+
+
+def _left(seconds: float) -> str:
+    """`14m48s`, `40s`."""
+    whole = max(int(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def _short(text: str) -> str:
+    clean = plain(text)
+    return clean if len(clean) <= _LONGEST else f"{clean[: _LONGEST - 1]}…"
