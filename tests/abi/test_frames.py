@@ -126,6 +126,8 @@ def test_an_agent_cannot_speak_as_the_kernel(kind: Any) -> None:
 @example(b"\xdf\xff\xff\xff\xff")
 @example(b"\xdc\xff\xff\xcc\x80")
 @example(b"\x95\x00\x01\x01\x91\xa1\x80\xc0")  # text that is no UTF-8
+@example(b"\x90\xcd")  # a number that breaks off behind nothing
+@example(b"\x91\xcd\x00\x01")  # a small number at length
 def test_garbage_is_refused_or_ignored_and_nothing_else(data: bytes) -> None:
     assert understood(frames.decode_from_agent, data) in {"refused", "ignored", *FROM_AGENTS}
     assert understood(frames.decode_from_kernel, data) in {"refused", "ignored", *FROM_KERNELS}

@@ -110,6 +110,7 @@ _encoder = msgspec.msgpack.Encoder()
 encode_body = _encoder.encode
 _decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
 _decode_from_kernel = msgspec.msgpack.Decoder(FromKernel).decode
+_UINT_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _NOT_RESERVED = 128  # kinds from here on are ignored by whoever does not know them
 
 
@@ -147,17 +148,16 @@ def _ignored(data: bytes | memoryview, problem: Exception) -> None:
 
 
 def _kind(data: bytes | memoryview) -> int | None:
-    """The first element of an array that could not be decoded as a whole: a small int, or one of up to two bytes."""
-    head = bytes(data[:8])
-    start = 1 if head and 0x90 <= head[0] <= 0x9F else 3 if head[:1] == b"\xdc" else 5 if head[:1] == b"\xdd" else 0
-    if not start or len(head) <= start:
+    """The first element of an array that could not be decoded as a whole, if it is a number."""
+    head = bytes(data[:16])
+    start = 1 if head and 0x90 < head[0] <= 0x9F else 3 if head[:1] == b"\xdc" else 5 if head[:1] == b"\xdd" else 0
+    if not start or len(head) <= start or not any(head[1:start] or b"\x01"):
         return None
-    first = head[start]
+    first, rest = head[start], head[start + 1 :]
     if first < 0x80:
         return first
-    if first == 0xCC and len(head) > start + 1:
-        return head[start + 1]
-    return 256 if first in (0xCD, 0xCE, 0xCF) else None
+    size = _UINT_SIZES.get(first, len(rest) + 1)
+    return int.from_bytes(rest[:size], "big") if size <= len(rest) else None
 
 
 class Splitter:
