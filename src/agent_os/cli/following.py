@@ -12,14 +12,15 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_os.abi.errors import EPIPE, AgentOSError
+from agent_os.abi.errors import ENOENT, EPIPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import Await, Logs, Run, Tell
+from agent_os.abi.syscalls import Await, Logs, Run, Tell, Work
 from agent_os.cli import terminal
 from agent_os.cli.changes import say
 from agent_os.cli.output import plain
 from agent_os.cli.streams import Drain, Feed
 from agent_os.cli.tamer import Tamer
+from agent_os.cli.work import answered
 from agent_os.client.start import session
 from agent_os.client.wire import Client, Stream
 
@@ -72,8 +73,9 @@ async def run(order: dict[str, Any], *, quiet: bool) -> Outcome:
             raise Lost(started["name"], bytes(following.said)) from error
 
 
-async def go_on(name: str, said: bytes) -> dict[str, Any]:
-    """Start the kernel again and follow an agent that lives on from its record; how it ended."""
+async def go_on(name: str, said: bytes) -> tuple[dict[str, Any], list[Entry]]:
+    """Start the kernel again and follow an agent that lives on from its record; how it ended, and what it changed if
+    that was kept."""
     async with session() as (client, _):
         stream = client.stream(Logs(agent=name, follow=True, newest=True))
         tamer, unsaid = Tamer() if os.isatty(2) else None, Unsaid(said)
@@ -85,7 +87,10 @@ async def go_on(name: str, said: bytes) -> dict[str, Any]:
                 stream.give(size)
         except StopAsyncIteration:
             pass
-        return await client.call(Await(agent=name))
+        ended = await client.call(Await(agent=name))
+        with contextlib.suppress(ENOENT):
+            return ended, (await answered(client, Work(do="diff", name=name))).lists.get("changes", [])
+        return ended, []
 
 
 class Unsaid:

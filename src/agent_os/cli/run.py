@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -168,7 +167,7 @@ def _follow(order: dict[str, Any], quiet: bool) -> int:
     except asyncio.CancelledError:  # interrupted twice before there was an agent
         raise click.Abort from None
     except Lost as lost:
-        return _go_on(lost, order, begun, quiet) if "file" in order else _killed()
+        return _go_on(lost, begun, quiet) if "file" in order else _killed()
     except EPIPE:
         return _killed()
     finally:
@@ -191,7 +190,7 @@ def _killed() -> int:
     return _KILLED
 
 
-def _go_on(lost: "Lost", order: dict[str, Any], begun: float, quiet: bool) -> int:
+def _go_on(lost: "Lost", begun: float, quiet: bool) -> int:
     """An agent that speaks to the kernel has a record, from which it goes on under the next kernel."""
     from agent_os.cli.following import go_on
 
@@ -199,7 +198,7 @@ def _go_on(lost: "Lost", order: dict[str, Any], begun: float, quiet: bool) -> in
     say(f"{name}  the kernel was killed; it is started again, and {name} goes on from its record")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        ended = asyncio.run(go_on(name, lost.said))
+        ended, changes = asyncio.run(go_on(name, lost.said))
     except KeyboardInterrupt:
         say(f"{name}  runs on   agentctl logs -f {name}   agentctl kill {name}")
         return EXIT_INTERRUPTED
@@ -209,18 +208,9 @@ def _go_on(lost: "Lost", order: dict[str, Any], begun: float, quiet: bool) -> in
     if not quiet:
         how = plain(ended["reason"] or f"ended {code}")
         say(f"{name}  {how} after {time.monotonic() - begun:.1f} s   what it was refused: agentctl trace {name}")
-        if order["after"] == "keep" and not order["snapshot"]:
-            _tell_kept_of(name)
-    return code if 0 <= code < 256 else _KILLED
-
-
-def _tell_kept_of(name: str) -> None:
-    """What there is to decide about, if anything is."""
-    from agent_os.cli.work import ask
-
-    with suppress(ENOENT):
-        if changes := ask("diff", name).lists.get("changes"):
+        if changes:
             _tell_kept(name, changes)
+    return code if 0 <= code < 256 else _KILLED
 
 
 def _show_result(result: Any) -> None:

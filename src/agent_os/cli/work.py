@@ -19,6 +19,7 @@ from agent_os.abi.text import native, portable
 from agent_os.cli.changes import count, counted, project, say, show, show_patches, tell
 from agent_os.cli.output import age, output_option, plain, print_json, table
 from agent_os.client.start import session
+from agent_os.client.wire import Client
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
@@ -50,24 +51,27 @@ def ask(do: Any, name: str | None = None, **fields: Any) -> Answer:
     request = Work(do=do, name=name or "", directory=here, **fields)
 
     async def asked() -> Answer:
-        answer = Answer()
         async with session() as (client, _):
-            stream = client.stream(request)
-            progress = _Progress()
-            async for chunk in stream:
-                match chunk:
-                    case ["patch", int(index), str(text)]:
-                        answer.patches[index] = answer.patches.get(index, "") + text
-                    case ["progress", int(number)]:
-                        progress.tell(number)
-                    case [str(what), list(entries)]:
-                        answer.lists.setdefault(what, []).extend(entries)  # pyright: ignore[reportUnknownArgumentType]
-                    case _:
-                        pass
-            answer.facts = await stream.result()
-        return answer
+            return await answered(client, request)
 
     return asyncio.run(asked())
+
+
+async def answered(client: Client, request: Work) -> Answer:
+    answer, progress = Answer(), _Progress()
+    stream = client.stream(request)
+    async for chunk in stream:
+        match chunk:
+            case ["patch", int(index), str(text)]:
+                answer.patches[index] = answer.patches.get(index, "") + text
+            case ["progress", int(number)]:
+                progress.tell(number)
+            case [str(what), list(entries)]:
+                answer.lists.setdefault(what, []).extend(entries)  # pyright: ignore[reportUnknownArgumentType]
+            case _:
+                pass
+    answer.facts = await stream.result()
+    return answer
 
 
 class _Progress:
