@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_os.abi.errors import EINVAL, ENOENT, AgentOSError
+from agent_os.abi.errors import EACCES, EINVAL, ENOENT, AgentOSError
 from agent_os.kernel import orders, plan
 
 
@@ -71,3 +71,25 @@ def test_of_the_clients_environment_only_what_it_sent_is_known(place: Path, monk
 def test_what_cannot_be_is_told(place: Path, order: dict[str, Any], kind: type[AgentOSError], words: str) -> None:
     with pytest.raises(kind, match=words):
         understood(place, **order)
+
+
+def test_an_order_that_was_pinned_is_refused_once_a_link_leads_elsewhere(place: Path) -> None:
+    home = place / "home"
+    base = {"argv": ["true"], "cwd": str(home / "project"), "workspace": "bind:below", "mounts": ["rw:../data:/data"]}
+    pinned = orders.pinned(base, understood(place, **base))
+    assert pinned["workspace"] == f"bind:{home}/project/below"
+    assert pinned["mounts"] == [f"rw:{home}/data:/data"]
+    again = orders.pinned(pinned, understood(place, **pinned))
+    assert again == pinned
+    orders.require_unmoved(pinned, again)
+    (home / "data").rename(home / "away")
+    (home / "data").symlink_to(home / "project")
+    with pytest.raises(EACCES, match=f"{home}/data:/data leads to rw:{home}/project:/data now"):
+        orders.require_unmoved(pinned, orders.pinned(pinned, understood(place, **pinned)))
+
+
+def test_what_no_order_can_name_is_not_pinned(place: Path) -> None:
+    (place / "home/a:b").mkdir()
+    (place / "home/link").symlink_to("a:b")
+    with pytest.raises(EINVAL, match="written with ':'"):
+        orders.pinned({}, understood(place, mounts=["../link:/data"]))

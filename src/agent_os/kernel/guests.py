@@ -111,13 +111,16 @@ class Guests:
         wanted = programs.order(parsed, written)
         name = name or written.name or new_name(native(written.file) if written.file else plan.title(wanted.argv))
         again = written.kind != ""
+        pinned = orders.pinned(order, parsed)
+        if again or parent:  # else it is an operator's, and says where for the first time
+            orders.require_unmoved(order, pinned)
         given = {"caps": [*caps] or written.caps, "input": written.input if input is None else input}
         granted = [] if again else [require_endpoint(capability.parse(text)) for text in given["caps"]]
         doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name)
         program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"])
         place()
         agent = self._admit(name, "native" if written.file else "guest", parent or written.parent, again)
-        agent.order = {**order, **given, "kind": agent.kind, "parent": agent.parent}
+        agent.order = {**pinned, **given, "kind": agent.kind, "parent": agent.parent}
         agent.program = program
         agent.named_hosts = named(wanted.net, doors)
         if not again and agent.parent is None:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from agent_os.abi import frames
-from agent_os.abi.errors import EINVAL
-from agent_os.abi.text import native
+from agent_os.abi.errors import EACCES, EINVAL
+from agent_os.abi.text import native, portable
 from agent_os.kernel import guest, plan
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.workspace import Workspace, Workspaces
@@ -100,6 +100,29 @@ def parse(written: Written, here: plan.Host) -> plan.Order:
         snapshot=written.snapshot,
         tty=written.tty,
     )
+
+
+def pinned(order: Mapping[str, Any], parsed: plan.Order) -> dict[str, Any]:
+    """The order with the real places of what it shows of the host, so that whoever carries it out again shows the same:
+    an agent that writes there can make a link to anywhere out of them."""
+    work = f"{parsed.mode}:{parsed.project}" if parsed.project else parsed.mode
+    return {**order, "workspace": portable(work), "mounts": list(map(_named, parsed.mounts))}
+
+
+def require_unmoved(order: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """EACCES: a place of an order that was pinned leads somewhere else `now`."""
+    before = [order.get("workspace"), *order.get("mounts", ())]
+    for was, leads in zip(before, [now["workspace"], *now["mounts"]], strict=True):
+        if was != leads:
+            reason = f"{native(was or '')} leads to {native(leads)} now: somebody has put a link there"
+            raise EACCES("order.moved", reason, hint="put back what was there, or start it anew")
+
+
+def _named(mount: guest.Mount) -> str | bytes:
+    """As an order writes it. EINVAL: it has a letter that none can."""
+    if ":" in str(mount.source):
+        raise EINVAL("mount.name", f"{mount.source} cannot be mounted: no mount is written with ':'", hint="rename it")
+    return portable(f"{'rw:' if mount.rw else ''}{mount.source}:{mount.at}")
 
 
 def _text(value: Any) -> str:

@@ -81,6 +81,7 @@ class Outcome:
     notes: tuple[str, ...]  # what the guest may have missed, and how to give it
     workspace: Workspace | None
     changes: tuple[Change, ...]
+    unread: str = ""  # why nobody knows its changes
 
 
 class Guest:
@@ -205,6 +206,7 @@ class Guest:
         seconds = time.monotonic() - self._began
         facts = {"code": code, "ending": self._ending, "seconds": round(seconds, 3), "rusage": ended.rusage}
         self._records.after(self.name, "exit", **facts, refused_connections=self._refusals)
+        changes, unread = await self._changes()
         return Outcome(
             name=self.name,
             code=code,
@@ -216,8 +218,16 @@ class Guest:
             failures=tuple(self._failed.items()),
             notes=self._notes,
             workspace=self.workspace,
-            changes=tuple(await asyncio.to_thread(self.workspace.diff)) if self.workspace else (),
+            changes=changes,
+            unread=unread,
         )
+
+    async def _changes(self) -> tuple[tuple[Change, ...], str]:
+        """It has ended, and everybody hears of that also if its project is not there any more."""
+        try:
+            return tuple(await asyncio.to_thread(self.workspace.diff)) if self.workspace else (), ""
+        except AgentOSError as problem:
+            return (), problem.reason
 
     def _saw(self, connection: Connection) -> Awaitable[None] | None:
         """One connection was decided, or has ended: what is about to be dialled is on disk before it is. Refusals cost

@@ -169,13 +169,14 @@ class Recovery:
         return None
 
     async def _is_over(self, agent_id: str, order: dict[str, Any], ended: Ended, words: Exit | None = None) -> None:
-        """An agent of an earlier kernel that does not live again: its row says so, and whoever waits for it hears."""
+        """An agent that does not live again: its row says so, and whoever waits for it or follows it hears."""
         kernel = self._kernel
         kind: AgentKind = "native" if order.get("kind") == "native" else "guest"
         agent = kernel.table.admit(agent_id.rpartition("/")[2], kind, parent=order.get("parent"))
         agent.incarnation -= 1  # the one that is over
         agent.order, agent.last_words, agent.life = {**order, "durable": False}, words, Incarnation.STOPPING
         await kernel.left(agent, ended)
+        await kernel.guests.give_up(agent)
         for entry, kept in kernel.journal.open_intents():
             if entry.agent == agent_id:
                 await self._settle(entry, kept)

@@ -31,6 +31,8 @@ def settle(outcome: Outcome, written: orders.Written, judge: Judge) -> Settled:
     workspace = outcome.workspace
     if workspace is None:
         return Settled(outcome, kept=False)
+    if outcome.unread:
+        return Settled(outcome, kept=True, note=f"the state is kept as {outcome.name}, because {outcome.unread}")
     outcome = _marked(outcome, workspace, judge)
     try:
         if written.snapshot:
