@@ -160,7 +160,7 @@ class Guests:
         await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, told))
         if not again:
             self._kernel.table.forget(agent)
-        await self.give_up(agent)
+        await self.give_up(agent.id)
 
     def _admit(self, name: str, kind: AgentKind, parent: str | None, again: bool) -> Agent:
         if name == _RESERVED:
@@ -213,12 +213,12 @@ class Guests:
         covers = await asyncio.to_thread(self._kernel.governing.covers, agent_id, wanted)
         return replace(wanted, covers=covers)
 
-    async def give_up(self, agent: Agent) -> None:
+    async def give_up(self, agent_id: str) -> None:
         """It will not start any more. If an earlier life of it did, that is how it ended."""
-        if last := self._last.pop(agent.id, None):
-            await self._settle(agent, *last)
-        self._followers.pop(agent.id, None)
-        self._ends.pop(agent.id, None)
+        if last := self._last.pop(agent_id, None):
+            await self._settle(agent_id, *last)
+        self._followers.pop(agent_id, None)
+        self._ends.pop(agent_id, None)
 
     async def _spawn(
         self,
@@ -341,7 +341,7 @@ class Guests:
             await asyncio.sleep(0)  # if it is to live again, it does now
             if self._newest(agent) is agent:
                 self._last.pop(agent.id, None)
-                await self._settle(agent, outcome, written)
+                await self._settle(agent.id, outcome, written)
         finally:
             run.output.close()
             self._under_way -= 1
@@ -351,14 +351,14 @@ class Guests:
         """The row of its id, which may be of a later life by now."""
         return next((one for one in self._kernel.table if one.id == agent.id), None)
 
-    async def _settle(self, agent: Agent, outcome: Outcome, written: orders.Written) -> None:
+    async def _settle(self, agent_id: str, outcome: Outcome, written: orders.Written) -> None:
         try:
             if outcome.workspace and written.after == "commit":
                 await endowment.commit(self._kernel.authority, outcome.workspace)
             settled = await asyncio.to_thread(settle, outcome, written, self._kernel.governing.judge)
         except AgentOSError as error:  # the journal has failed
             settled = Settled(outcome, kept=True, note=f"the state is kept as {outcome.name}, because {error.reason}")
-        if (end := self._ends.get(agent.id)) and not end.done():
+        if (end := self._ends.get(agent_id)) and not end.done():
             end.set_result(settled)
 
     async def end_of(self, agent: Agent) -> Settled:

@@ -108,11 +108,19 @@ class Recovery:
             if stands:
                 self._asleep(name, order)
             else:
-                await kernel.guests.start(order, name=name, parent=parent)
+                await self._start(agent_id, order)
         except AgentOSError as error:
             log.error("%s could not be started again: %s", agent_id, error)
             if kernel.store.get("agents", agent_id) is not None:
                 await self._is_over(agent_id, order, Ended(ExitClass.ERROR, -1, f"not started: {error.reason}"))
+
+    async def _start(self, agent_id: str, order: dict[str, Any]) -> None:
+        guests = self._kernel.guests
+        try:
+            await guests.start(order, name=agent_id.rpartition("/")[2], parent=order.get("parent"))
+        except AgentOSError:
+            await guests.give_up(agent_id)  # whoever follows it hears how its last life ended
+            raise
 
     def _asleep(self, name: str, order: dict[str, Any], detail: str = "") -> Agent:
         """A row without a process, which can be seen, held and killed like any other."""
@@ -131,7 +139,7 @@ class Recovery:
                 await agent.gone.wait()
         if agent.exit:
             await agent.gone.wait()
-            await kernel.guests.give_up(agent)
+            await kernel.guests.give_up(agent.id)
         if agent.gone.is_set():
             return False
         kernel.table.forget(agent)
@@ -169,14 +177,13 @@ class Recovery:
         return None
 
     async def _is_over(self, agent_id: str, order: dict[str, Any], ended: Ended, words: Exit | None = None) -> None:
-        """An agent that does not live again: its row says so, and whoever waits for it or follows it hears."""
+        """An agent of an earlier kernel that does not live again: its row says so, and whoever waits for it hears."""
         kernel = self._kernel
         kind: AgentKind = "native" if order.get("kind") == "native" else "guest"
         agent = kernel.table.admit(agent_id.rpartition("/")[2], kind, parent=order.get("parent"))
         agent.incarnation -= 1  # the one that is over
         agent.order, agent.last_words, agent.life = {**order, "durable": False}, words, Incarnation.STOPPING
         await kernel.left(agent, ended)
-        await kernel.guests.give_up(agent)
         for entry, kept in kernel.journal.open_intents():
             if entry.agent == agent_id:
                 await self._settle(entry, kept)
