@@ -4,26 +4,21 @@ A check is asked of 1, 3 and 10 handles, both again and again (which handle fitt
 every time. Delegating is parsing a text that was not seen before, proving it and linking the handle.
 """
 
-import gc
 import statistics
 import time
-from collections.abc import Callable
 from socket import AF_UNIX, SOCK_STREAM, socketpair
-from typing import Any
 
-from benchmarks.measure import Report, Series
+from benchmarks.measure import ROW, Report, Series, Step, in_rows
 
 from agent_os.kernel.authority.capability import parse
 from agent_os.kernel.authority.charges import reserve
 from agent_os.kernel.authority.handles import Handle, Holdings, revoke
 from agent_os.kernel.calls import Need
 
-ROW, ROUNDS = 200, 20
-WARM = 10  # calls before each row of samples: what ran before has the caches
+ROUNDS = 20
 HELD = (1, 3, 10)
 TREES = 7  # of 1 + 10 + 100 + 1,000 + 10,000 handles
 MESSAGE = bytes(64)
-Subject = tuple[Callable[[int], Any], Callable[[Any], object]]  # makes what is given, takes it
 
 
 async def run(report: Report, long: bool) -> None:
@@ -34,30 +29,14 @@ async def run(report: Report, long: bool) -> None:
 
 def checks(report: Report, rounds: int) -> None:
     """All subjects are sampled in turn, one call each, so that all meet the same neighbours."""
-    subjects: dict[str, Subject] = {"64-byte round trip over a socketpair": round_trip()}
+    subjects: dict[str, Step] = {"64-byte round trip over a socketpair": round_trip()}
     for count in HELD:
         subjects[f"check, {count} handles, known target"] = check(count, known=True)
         subjects[f"check, {count} handles, new target"] = check(count, known=False)
     subjects["delegate: parse, prove, link"] = delegate()
     subjects["delegate with three constraints"] = delegate("{count:5,rate:10/s,expiry:2099-01-01T00:00:00Z}")
     subjects["charge a chain of four handles, three limits"] = charge()
-    series = {name: Series(name, "µs") for name in subjects}
-    gc.collect()
-    gc.disable()  # a collection in the middle of a sample is nobody's cost here
-    try:
-        for turn in range(rounds):
-            for name, (prepare, work) in subjects.items():
-                samples = series[name].samples
-                for number in range(-WARM, ROW):
-                    given = prepare(turn * ROW + number)
-                    began = time.thread_time_ns()  # of this thread: neighbours do not count
-                    work(given)
-                    took = time.thread_time_ns() - began
-                    if number >= 0:
-                        samples.append(took / 1000)
-            gc.collect()
-    finally:
-        gc.enable()
+    series = in_rows(subjects, rounds)
     for each in series.values():
         report.add(each)
     wire = series["64-byte round trip over a socketpair"].p50
@@ -78,7 +57,7 @@ def p99(series: Series) -> float:
     return statistics.median(row[round(ROW * 0.99) - 1] for row in rows)
 
 
-def round_trip() -> Subject:
+def round_trip() -> Step:
     one, other = socketpair(AF_UNIX, SOCK_STREAM)
 
     def once(_: object) -> None:
@@ -98,13 +77,13 @@ def holdings(count: int) -> Holdings:
     return held
 
 
-def check(count: int, *, known: bool) -> Subject:
+def check(count: int, *, known: bool) -> Step:
     """The need is made just before, as by the gate."""
     held = holdings(count)
     return lambda number: [Need("file", "read", f"/work/src/module_{0 if known else number}.py")], held.find
 
 
-def delegate(constraints: str = "") -> Subject:
+def delegate(constraints: str = "") -> Step:
     held, to = holdings(1), Holdings("b", ())
 
     def text(number: int) -> str:
@@ -115,7 +94,7 @@ def delegate(constraints: str = "") -> Subject:
     return text, lambda given: held.delegate(given, to)
 
 
-def charge() -> Subject:
+def charge() -> Step:
     held = Holdings("a", ())
     held.grant(parse("llm:*:call{tokens:1000000000,cost:100000,rate:900000000/s}"), "operator")
     last: list[Handle] = []

@@ -5,14 +5,10 @@ again and for a new one every time; then each step alone. What comes after step 
 in the benchmark `kernel`.
 """
 
-import gc
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
-from benchmarks.authority import ROUNDS, ROW, WARM, round_trip
-from benchmarks.measure import Report, Series
+from benchmarks.authority import ROUNDS, round_trip
+from benchmarks.measure import ROW, WARM, Report, Series, Step, in_rows
 
 from agent_os.abi import frames
 from agent_os.abi.states import Incarnation
@@ -57,31 +53,14 @@ def measure(kernel: Kernel, report: Report, rounds: int) -> None:
     passed: list[Passing] = []
     kernel.gate._acting.begin = passed.append  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     prepare, trip = round_trip()
-    subjects: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {TRIP: (prepare, trip)}
+    subjects: dict[str, Step] = {TRIP: (prepare, trip)}
     subjects["no rules, known target"] = entered(kernel, agent, known=True, rules=0)
     subjects["10 rules, known target"] = entered(kernel, agent, known=True, rules=10)
     subjects["10 rules, new target"] = entered(kernel, agent, known=False, rules=10)
     subjects[NOTHING] = (int, int)
     for step in STEPS:
         subjects[f"step {step} alone"] = alone(kernel, agent, step)
-    series = {name: Series(name, "µs") for name in subjects}
-    gc.collect()
-    gc.disable()  # a collection in the middle of a sample is nobody's cost here
-    try:
-        for turn in range(rounds):
-            for name, (make, work) in subjects.items():
-                samples = series[name].samples
-                for number in range(-WARM, ROW):
-                    given = make(turn * ROW + number)
-                    began = time.thread_time_ns()  # of this thread: neighbours do not count
-                    work(given)
-                    took = time.thread_time_ns() - began
-                    if number >= 0:
-                        samples.append(took / 1000)
-            passed.clear()
-            gc.collect()
-    finally:
-        gc.enable()
+    series = in_rows(subjects, rounds, after=passed.clear)
     told(report, series)
 
 
@@ -112,9 +91,7 @@ def ruled(kernel: Kernel, count: int) -> None:
     kernel.authority.policies.current.take(Policy([read(text.encode(), "bench", Layer.OPERATOR)]))
 
 
-def entered(
-    kernel: Kernel, agent: Agent, *, known: bool, rules: int
-) -> tuple[Callable[[int], Any], Callable[[Any], object]]:
+def entered(kernel: Kernel, agent: Agent, *, known: bool, rules: int) -> Step:
     now: list[int] = []
 
     def make(number: int) -> Asked:
@@ -130,7 +107,7 @@ def entered(
     return make, lambda asked: kernel.gate.enter(agent, asked, refused)
 
 
-def alone(kernel: Kernel, agent: Agent, step: str) -> tuple[Callable[[int], Any], Callable[[Any], object]]:
+def alone(kernel: Kernel, agent: Agent, step: str) -> Step:
     """One step of a call that has passed the others before."""
     asked = Asked(OP, frames.encode_body(Read(path="/mem/working/entry_0")))
     made: list[Passing] = []

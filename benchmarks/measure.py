@@ -4,6 +4,7 @@ What is compared is sampled in turn (`in_turn`), not one after the other: on a b
 """
 
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -13,9 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Work = Callable[[], Awaitable[float]]  # does the thing once; returns its milliseconds
+Step = tuple[Callable[[int], Any], Callable[[Any], object]]  # prepares one sample by its number; does it
+ROW = 200
+WARM = 10  # calls before each row of samples: what ran before has the caches
 
 
 @dataclass
@@ -125,6 +129,30 @@ async def in_turn(subjects: Mapping[str, Work], rounds: int) -> dict[str, Series
             took = await work()
             if turn:
                 series[name].samples.append(took)
+    return series
+
+
+def in_rows(subjects: Mapping[str, Step], rounds: int, after: Callable[[], None] = lambda: None) -> dict[str, Series]:
+    """Short work, a row of samples of each in turn, in the time of this thread: neighbours do not count. `after` is
+    called between the rounds."""
+    series = {name: Series(name, "µs") for name in subjects}
+    gc.collect()
+    gc.disable()  # a collection in the middle of a sample is nobody's cost here
+    try:
+        for turn in range(rounds):
+            for name, (prepare, work) in subjects.items():
+                samples = series[name].samples
+                for number in range(-WARM, ROW):
+                    given = prepare(turn * ROW + number)
+                    began = time.thread_time_ns()
+                    work(given)
+                    took = time.thread_time_ns() - began
+                    if number >= 0:
+                        samples.append(took / 1000)
+            after()
+            gc.collect()
+    finally:
+        gc.enable()
     return series
 
 

@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: E402 (the path is set above)
     policy,
     rate,
     spawn,
+    supervision,
 )
 from benchmarks.measure import Report  # noqa: E402
 
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "authority": authority.run,
     "policy": policy.run,
     "gate": gate.run,
+    "supervision": supervision.run,
 }
 
 

@@ -1,4 +1,4 @@
-"""The demo shows what it says; its rules load as a project's, and none is odd."""
+"""The demo shows what it says; its rules load as a project's, its fleet as one, and none is odd."""
 
 import os
 import subprocess
@@ -8,20 +8,30 @@ from pathlib import Path
 import pytest
 
 from agent_os import rulebook
+from agent_os.manifest.fleet import read_fleet
 
+FLEET = Path(__file__).resolve().parent.parent / "examples" / "fleet"
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "demo"
-RULES = sorted(DEMO.glob("*.toml"))
+RULES = sorted(DEMO.glob("*/.agents/policy.toml"))
 
 
-@pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", RULES, ids=lambda file: file.parent.parent.name)
 def test_the_rules_load_as_a_projects(file: Path) -> None:
     policy = rulebook.opened([file], "project")
     assert rulebook.described(policy, {}, None)["findings"] == []
 
 
 def test_every_agent_with_rules_is_there() -> None:
-    assert [file.stem for file in RULES] == ["burglar", "deployer"]
-    assert all((DEMO / f"{file.stem}.py").is_file() for file in RULES)
+    assert [file.parent.parent.name for file in RULES] == ["burglar", "deployer"]
+
+
+def test_the_fleet_has_no_flaw_and_nothing_odd() -> None:
+    fleet = read_fleet([DEMO, *(one for one in DEMO.iterdir() if one.is_dir() and one.name != "__pycache__"), FLEET])
+    assert (fleet.problems, fleet.warnings) == ([], [])
+    assert len(fleet.read) == 12
+    for file, read in fleet.by_file.items():
+        program = read.manifest.program.entry.partition(":")[0] or (read.manifest.program.argv or [""])[-1]
+        assert not program or (Path(file).parent / program).is_file()
 
 
 @pytest.mark.integration
@@ -30,4 +40,4 @@ def test_every_agent_shows_what_it_must(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, DEMO / "run.py"], env=env, capture_output=True, text=True, timeout=600)
     results = ran.stdout.rpartition("\n\n")[2].splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [line.split()[1] for line in results] == ["shown"] * 6
+    assert [line.split()[1] for line in results] == ["shown"] * 8

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = ["requirements.lock", "scripts/uv.lock.txt"]
 SEED_EXTRAS = {"primitives", "control-plane", "atr", "emk", "scak", "mute-agent", "cmvk", "caas", "iatp", "amb", "all"}
+EXTRAS = SEED_EXTRAS | {"tui"}
 HEAVY = "pydantic fastapi starlette rich textual mcp openai anthropic asyncpg nats opentelemetry".split()
 
 
@@ -73,7 +74,7 @@ def test_the_bootstrap_lock_holds_uv_alone():
 
 
 def test_the_promised_extras_exist():
-    assert set(PROJECT["project"]["optional-dependencies"]) == SEED_EXTRAS
+    assert set(PROJECT["project"]["optional-dependencies"]) == EXTRAS
 
 
 def test_the_version_is_told_once():
@@ -160,7 +161,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 def test_the_wheel_installs_with_all_extras_into_a_fresh_venv_and_agentctl_starts(wheel, tmp_path):
     fresh = tmp_path / "venv"
     venv.create(fresh, with_pip=False, symlinks=True)
-    wanted = f"agent-os[{','.join(sorted(SEED_EXTRAS))}] @ {wheel.as_uri()}"
+    wanted = f"agent-os[{','.join(sorted(EXTRAS))}] @ {wheel.as_uri()}"
     done = subprocess.run([*_installer(fresh), wanted], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "does not have an extra" not in done.stderr

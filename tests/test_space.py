@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agent_os
-from agent_os import AgentKernelPanic, AgentRuntime, AgentSignal, AgentVFS, CapabilityManager, KernelSpace
+from agent_os import AgentKernelPanic, AgentRuntime, AgentSignal, AgentVFS, CapabilityManager, KernelSpace, Scheduler
 from agent_os.abi.entries import Kind, Verdict
 from agent_os.abi.errors import EACCES, EAPPROVAL, EINVAL, EISOLATION, EPERM, EPOLICY, ESRCH
 
@@ -260,6 +260,65 @@ id = "careful"
 effect = "ask"
 what = ["mem:/mem/working/ledger:write"]
 """
+
+
+def test_the_scheduler_view_submits_prioritizes_and_shows_the_queue() -> None:
+    async def test() -> None:
+        async with KernelSpace() as kernel:
+            scheduler = Scheduler(kernel)
+            helper = kernel.create_agent_context("helper")
+            assert await helper.goal(timeout=0) is None
+            assert await scheduler.submit({"text": "second", "agent": "helper"}) == "default/helper"
+            assert await scheduler.submit({"text": "first", "agent": "helper", "priority": "high"}) == "default/helper"
+            assert [(one.goal, one.position, one.picked_by) for one in scheduler.get_queue()] == [
+                ("first", 1, "named"),
+                ("second", 2, "named"),
+            ]
+            await scheduler.prioritize(scheduler.get_queue()[1].id, "critical")
+            taken = await helper.goal()
+            assert taken
+            assert (taken.text, taken.priority) == ("second", "critical")
+            await helper.finish(taken, 7)
+            await scheduler.prioritize("helper", "low")
+            assert [(one.goal, one.priority) for one in scheduler.get_queue()] == [("first", "low")]
+            with pytest.raises(EINVAL, match="'urgent' is no priority") as wrong:
+                await scheduler.prioritize("helper", "urgent")
+            assert "critical, high, normal, low" in wrong.value.hint
+            with pytest.raises(ESRCH):
+                await scheduler.prioritize("nobody", "low")
+
+    asyncio.run(test())
+
+
+def test_a_goal_of_a_home_waits_for_the_next_kernel_on_it(tmp_path: Path) -> None:
+    async def first() -> None:
+        async with KernelSpace(tmp_path) as kernel:
+            kernel.create_agent_context("helper")
+            await Scheduler(kernel).submit({"text": "later", "agent": "helper", "inputs": {"n": 1}})
+
+    async def second() -> None:
+        async with KernelSpace(tmp_path) as kernel:
+            taken = await kernel.create_agent_context("helper").goal()
+            assert taken
+            assert (taken.text, taken.inputs) == ("later", {"n": 1})
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_context_hears_of_the_end_of_another_that_it_monitors() -> None:
+    async def test() -> None:
+        async with KernelSpace() as kernel:
+            watcher = kernel.create_agent_context("watcher", caps=["agent:*:inspect"])
+            target = kernel.create_agent_context("target")
+            heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            watcher.on("monitor_down", lambda delivered: heard.set_result(delivered.value))
+            ref = await watcher.monitor("target")
+            target.signals.signal(AgentSignal.SIGKILL)
+            down = await asyncio.wait_for(heard, 30)
+            assert (down["ref"], down["agent"], down["class"]) == (ref, "default/target", "requested")
+
+    asyncio.run(test())
 
 
 def test_what_a_rule_forbids_is_the_last_that_a_context_does(tmp_path: Path) -> None:

@@ -1,32 +1,38 @@
-"""The demo: every agent of the table below runs for real and is checked against what it must show.
+"""The demo: a fleet of agents is declared by manifests, applied as one, and each is checked against what it must show.
 
-`make demo` ends by itself: 0 if everything was shown, 1 if not; `make run` then keeps a resident agent until Ctrl-C.
-State is kept in `$AGENT_OS_HOME`; the agents work in `.cache/demo`.
+`make demo` ends by itself: 0 if everything was shown, 1 if not; `make run` then keeps the fleet until Ctrl-C. State is
+kept in `$AGENT_OS_HOME`; the agents work in copies of their folders below `.cache/demo`.
 """
 
 import argparse
 import json
 import os
-import shlex
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-HERE = Path(__file__).resolve().parent
-STAGE = HERE.parent.parent / ".cache" / "demo"
-AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]
+from stage import (
+    AGENTCTL,
+    HERE,
+    NOTES,
+    STAGE,
+    NotShown,
+    Targets,
+    agentctl,
+    alone,
+    dialled,
+    foreground,
+    require,
+    targets,
+)
 
-
-class NotShown(Exception):
-    """An agent did not end as it must."""
+PROJECTS = ("guest", "burglar", "deployer", "spender", "crasher")  # each in a folder of its own
+FOLDERS = (".", *PROJECTS, "fleet")
+GROUP = ("clock", "tally")  # supervised together
+Answer = dict[str, Any]
 
 
 class Skipped(Exception):
@@ -35,15 +41,50 @@ class Skipped(Exception):
 
 def main() -> int:
     options = argparse.ArgumentParser()
-    options.add_argument("--stay", action="store_true", help="keep a resident agent running until Ctrl-C")
+    options.add_argument("--stay", action="store_true", help="keep the fleet running until Ctrl-C")
     stay = options.parse_args().stay
-    results = {name: shown(name, show) for name, show in DEMO.items()}
+    with alone(), targets() as prey:
+        try:
+            everything = all_shown(prey)
+            if stay and everything:
+                follow()
+        finally:
+            put_away()
+            agentctl("down", quiet=True)
+    if stay and everything:
+        print("\nstopped; nothing is left running")
+    return 0 if everything else 1
+
+
+def all_shown(prey: Targets) -> bool:
+    """Whether nothing failed; in strict mode, nor was skipped."""
+    results = shown_in_turn(parts(prey))
     print("\n" + "\n".join(f"{name.ljust(8)}  {result}" for name, result in results.items()))
-    strict = os.environ.get("STRICT") == "1"
-    failed = [r for r in results.values() if r.startswith("FAILED") or (strict and r.startswith("skipped"))]
-    if failed:
-        return 1
-    return resident() if stay else 0
+    bad = ("FAILED", "skipped") if os.environ.get("STRICT") == "1" else ("FAILED",)
+    return not any(result.startswith(bad) for result in results.values())
+
+
+def parts(prey: Targets) -> dict[str, Callable[[], str]]:
+    return {
+        "doctor": doctor,
+        "fleet": fleet,
+        "guest": guest,
+        "burglar": lambda: burglar(prey),
+        "deployer": deployer,
+        "spender": spender,
+        "restart": restart,
+        "crasher": crasher,
+    }
+
+
+def shown_in_turn(demo: dict[str, Callable[[], str]]) -> dict[str, str]:
+    """What came of each. Without the first two there is nothing to look at."""
+    results: dict[str, str] = {}
+    for name, show in demo.items():
+        results[name] = shown(name, show)
+        if name in ("doctor", "fleet") and not results[name].startswith("shown"):
+            break
+    return results
 
 
 def shown(name: str, show: Callable[[], str]) -> str:
@@ -70,240 +111,239 @@ def doctor() -> str:
     return f"isolation {facts['level']}"
 
 
+def fleet() -> str:
+    """Every agent of the demo is declared by a manifest, and all are applied as one, under a root agent. One of them
+    never works, and is given up."""
+    agentctl("up", "--detach", quiet=True)
+    put_away()
+    folders = [word for folder in FOLDERS for word in ("-f", folder)]
+    applied = agentctl("apply", *folders)
+    require(applied.returncode == 0, "the fleet was not applied")
+    number = len(declared())
+    require(number == 12, f"{number} agents are declared")
+    require(agentctl("wait", "tally", "--for", "ready", quiet=True).returncode == 0, "the tally did not become ready")
+    agentctl("tree")
+    require(agentctl("wait", "flaky", "--for", "over").returncode == 1, "flaky was not given up")
+    agentctl("history", "flaky")
+    ends = [(life["class"], life["decision"]) for life in lives("flaky")[-3:]]  # there may be some of earlier demos
+    require(ends == [("error", "restart")] * 2 + [("error", "fail")], f"flaky had the lives {ends}")
+    return f"{number} manifests applied as one, under root; 1 given up after 2 restarts"
+
+
 def guest() -> str:
     """An unmodified script: its writes stay apart, its call to the network is refused and explained."""
-    project = stage("guest")
-    notes = project / "notes"
-    notes.mkdir()
-    for number in (1, 2, 3):
-        (notes / f"{number}.txt").write_text(f"note number {number}\n")
-    before = contents(project)
-    script = STAGE / "guest.py"
-    shutil.copy(HERE / "guest.py", script)
-    done = agentctl("run", "--mount", str(script), "--", "python3", str(script), cwd=project)
-    require(done.returncode == 0, f"ended {done.returncode}")
-    require(contents(project) == before, "the project was changed without a commit")
-    require("allow: --net reports.example" in done.stderr, "the refusal did not name the flag that would allow it")
-    diff = json.loads(agentctl("diff", "-o", "json", cwd=project, quiet=True).stdout)
+    over("guest")
+    said = agentctl("logs", "guest").stdout
+    require("wrote report.md about 3 notes" in said and "could not post" in said, "it did not do its work")
+    project = STAGE / "guest"
+    kept = {str(note.relative_to(project)): note.read_text() for note in project.glob("notes/*")}
+    require(kept == NOTES and not (project / "report.md").exists(), "the project was changed without a commit")
+    why = agentctl("explain", "guest", "http:reports.example:post")
+    require("reports.example" in why.stdout, "nobody explains the refusal")
+    diff = json.loads(agentctl("diff", "guest", "-o", "json", quiet=True).stdout)
     paths = sorted(change["path"] for change in diff["changes"])
     require(paths == ["notes/1.txt", "report.md"], f"the diff is {paths}")
-    agentctl("commit", cwd=project)
+    agentctl("commit", "guest")
     require((project / "report.md").read_text().startswith("# Report"), "the commit did not arrive")
     return "ran unmodified; 2 changes kept apart, then committed; 1 connection refused"
 
 
-def burglar() -> str:
+def burglar(prey: Targets) -> str:
     """Everything it tries is refused inside; the same script outside succeeds, so the attempts are real. The last one
-    is forbidden by a rule: that ends it."""
-    project = stage("burglar")
-    rules(project, "burglar.toml")
-    secret = STAGE / "secret.txt"
-    secret.write_text("the vault code is 4711\n")
-    secret.chmod(0o600)
-    script = STAGE / "burglar.py"
-    shutil.copy(HERE / "burglar.py", script)
-    outside = stage("outside")
-    with socket.create_server(("127.0.0.1", 0)) as listener, dropbox() as (box, left):
-        listener.setblocking(False)
-        neighbour = subprocess.Popen(["sleep", "600"])
-        targets = [str(secret), str(listener.getsockname()[1]), str(neighbour.pid), str(outside), str(box)]
-        try:
-            net = ("--net", f"127.0.0.1:{box}")  # even what its operator opened for it
-            done = agentctl("run", *net, "--mount", str(script), "--", "python3", str(script), *targets, cwd=project)
-            inside = attempts(done.stdout)
-            require(neighbour.poll() is None, "the neighbour was hurt")
-            require(not any(outside.iterdir()), "it wrote outside its folder")
-            require(not dialled(listener), "it reached the listener")
-            require(not left, "it left something at the drop")
-            print("control: the same script without the sandbox")
-            control = subprocess.run(["python3", script, *targets], cwd=project, capture_output=True, text=True)
-            print(control.stderr, end="")
-            free = attempts(control.stdout)
-            require(bool(left), "the drop is never open")
-        finally:
-            neighbour.kill()
-            neighbour.wait()
+    is forbidden by a rule, whatever its manifest allows: that ends it."""
+    over("burglar")
+    inside = attempts(agentctl("logs", "burglar").stdout)
+    require(prey.neighbour.poll() is None, "the neighbour was hurt")
+    require(not any(prey.outside.iterdir()), "it wrote outside its folder")
+    require(not dialled(prey.listener), "it reached the listener")
+    require(not prey.left, "it left something at the drop")
+    print("control: the same script without the sandbox, and with a proxy that lets it through")
+    env = os.environ | {"http_proxy": f"http://127.0.0.1:{prey.box}", "no_proxy": ""}
+    command = ["python3", "burglar.py"]
+    control = subprocess.run(command, cwd=STAGE / "burglar", env=env, capture_output=True, text=True)
+    print(control.stderr, end="")
+    free = attempts(control.stdout)
+    require(bool(prey.left), "the drop is never open")
     for name in free:
         print(f"  {name:<26} inside {inside.get(name, 'killed')!r:<45} outside {free[name]!r}")
     require(len(free) == 5 and all(result == "succeeded" for result in free.values()), f"the control failed: {free}")
     require(list(free)[:4] == list(inside)[:4], f"inside it told of {list(inside)}")
     require(all(result.startswith("refused") for result in inside.values()), f"something got through: {inside}")
-    quarantined(project, done)
+    quarantined()
     return "4 attempts refused, the 5th forbidden: killed and quarantined; all 5 succeed without the sandbox"
 
 
-def quarantined(project: Path, done: "subprocess.CompletedProcess[str]") -> None:
-    """It was killed for a violation, and stays away until an operator lets it come back."""
-    require(done.returncode == 137, f"the burglar ended {done.returncode}, and not by SIGKILL")
-    require("no-drop" in done.stderr, "its end does not name the rule")
-    name = next(line.split()[0] for line in done.stderr.splitlines() if "isolation" in line)
-    again = agentctl("run", "--name", name, "--", "true", cwd=project)
-    require(again.returncode == 125 and "quarantined" in again.stderr, f"it came back: {again.returncode}")
-    released = agentctl("release", name, "--reason", "the demo is over", cwd=project)
-    require(released.returncode == 0, "it cannot be released")
+def quarantined() -> None:
+    """It was killed for a violation, and its manifest, which says `always`, does not bring it back."""
+    life = lives("burglar")[-1]
+    agentctl("history", "burglar")
+    require((life["class"], life["decision"]) == ("policy", "quarantine"), f"its end was {life}")
+    require("no-drop" in (life["reason"] or ""), "its end does not name the rule")
+    again = agentctl("start", "burglar")
+    require(again.returncode != 0 and "quarantine" in again.stderr, f"it came back: {again.returncode}")
 
 
 def deployer() -> str:
     """Rules ask about two of its acts. The demo approves one, as you would; nobody answers the other: denied."""
-    project = stage("deployer")
-    rules(project, "deployer.toml")
-    shutil.copy(HERE / "deployer.py", project)
-    (project / "data").mkdir()
-    (project / "data" / "orders").write_text("a thousand orders\n")
-    begun = time.monotonic()
-    with started("deployer.py:deployer", cwd=project) as agent:
-        first = question(project, agent, begun, "project:production")
-        agentctl("approvals", cwd=project)
-        approved = agentctl("approve", first, cwd=project, together=True)
-        require(approved.returncode == 0, "the approval was not taken")
-        question(project, agent, begun, "project:data")
-        agentctl("approvals", cwd=project)
-        print("(nobody answers)", flush=True)
-        out, told = agent.communicate(timeout=60)
-    print(out + told, end="", flush=True)
-    require(agent.returncode == 0, f"it ended {agent.returncode}")
-    outcomes = json.loads(out.splitlines()[-1])
+    first = question("project:production")
+    agentctl("approvals")
+    require(agentctl("approve", first, together=True).returncode == 0, "the approval was not taken")
+    question("project:data")
+    agentctl("approvals")
+    print("(nobody answers)", flush=True)
+    over("deployer")
+    said = agentctl("logs", "deployer").stdout.splitlines()
+    require(bool(said), "it says nothing of its outcomes")
+    outcomes = json.loads(said[-1])
     wanted = {"staging": "done", "production": "done", "data": "expired"}
     require(outcomes == wanted, f"the outcomes are {outcomes}")
-    agentctl("commit", "--allow-protected", cwd=project)  # a rule asks about it, so without that word it is held back
-    shop = project / "production" / "shop"
+    agentctl("commit", "deployer", "--allow-protected")  # a rule asks about it: without that word it is held back
+    shop = STAGE / "deployer" / "production" / "shop"
     require(shop.is_file() and shop.read_text() == "release 2\n", "what was approved did not happen, or not once")
-    require((project / "data" / "orders").exists(), "what nobody approved happened")
+    require((STAGE / "deployer" / "data" / "orders").exists(), "what nobody approved happened")
     return "asked twice: 1 approved and done once, 1 expired and never done"
 
 
-def question(project: Path, agent: "subprocess.Popen[str]", begun: float, rule: str) -> str:
+def question(rule: str) -> str:
     """The number of what waits for a person because of this rule, as soon as it does."""
-    for _ in range(100):
-        asked = agentctl("approvals", "--all", "-o", "json", cwd=project, quiet=True)
+    for _ in range(300):
+        asked = agentctl("approvals", "-o", "json", quiet=True)
         rows = json.loads(asked.stdout)["approvals"] if asked.returncode == 0 else []
         for row in rows:
-            if rule in row["rules"] and row["seconds"] < time.monotonic() - begun:  # older ones are of earlier runs
+            if rule in row["rules"]:
                 return row["id"]
-        require(agent.poll() is None, f"it ended without asking about {rule}")
         time.sleep(0.1)
     raise NotShown(f"nobody was asked about {rule}")
 
 
 def spender() -> str:
-    """Ten children have the same purse, and together get what is in it."""
-    project = stage("spender")
-    shutil.copy(HERE / "spender.py", project)
+    """A person gives it a purse and a goal. Ten children have the same purse, and together get what is in it."""
     purse = "mem:/mem/semantic/**:write{count:20}"
-    done = agentctl("run", "--cap", "agent:spawn", "--cap", purse, "spender.py:spender", cwd=project)
-    require(done.returncode == 0, f"it ended {done.returncode}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    require(agentctl("cap", "grant", "spender", purse).returncode == 0, "it got no purse")
+    done = agentctl("submit", "go shopping", "--wait", together=True)
+    require(done.returncode == 0, "it did not finish its goal")
+    goal = json.loads(agentctl("queue", "show", done.stdout.split()[0], "-o", "json", quiet=True).stdout)
+    result = goal["result"]
     require(result["bought"] == 20, f"{result['bought']} were bought")
     require(result["wanted"] == 50 and len(result["each"]) == 10, "not everybody tried")
     require("EBUDGET" in result["then"], "nobody was refused")
     return "10 children wanted 50 with a purse of 20: 20 bought, then EBUDGET"
 
 
+def restart() -> str:
+    """The clock is killed: its manifest says that it lives again, its supervisor that the tally does so with it. The
+    others are left alone."""
+    before = declared()
+    kill(before["clock"]["pid"], "the clock")
+    now = again(before)
+    agentctl("tree")
+    agentctl("history", "clock")
+    require(now["spender"]["incarnation"] == before["spender"]["incarnation"], "somebody outside the group was touched")
+    require(lives("clock")[-2]["class"] == "signal", "its history does not say how it ended")
+    return "clock killed: restarted by its policy, and the tally with it by strategy; nobody else"
+
+
 def crasher() -> str:
-    """The kernel is killed under an agent in mid-effect; the next kernel takes it up, and no line is written twice."""
-    for attempt in range(1, 16):  # a kill may also fall between two effects, and would then show less
-        recovered = crash()
-        print(f"kill {attempt}: {recovered} effect{'' if recovered == 1 else 's'} had begun without a recorded outcome")
-        if recovered:
-            return "kernel killed with an effect under way; 300 lines, each written once"
-    raise NotShown("no kill fell into an effect")
+    """The kernel is killed under an agent in mid-effect. The next kernel takes up the whole fleet: nothing is written
+    twice, and nothing is forgiven."""
+    had, recovered, attempt = lives("flaky"), 0, 0
+    settled = recoveries()
+    require(agentctl("start", "crasher").returncode == 0, "it did not start")
+    while not recovered:  # a kill may also fall between two effects, and would then show less
+        attempt += 1
+        require(attempt < 30, "no kill fell into an effect")
+        before = declared()
+        goes_on()
+        kill(json.loads(agentctl("status", "-o", "json", quiet=True).stdout)["pid"], "the kernel")
+        require(agentctl("up", "--detach", quiet=True).returncode == 0, "the kernel does not come back")
+        again(before, *GROUP, "crasher")
+        recovered = recoveries() - settled
+        effects = f"{recovered} effect{'' if recovered == 1 else 's'}"
+        print(f"kill {attempt}: {effects} had begun without a recorded outcome", flush=True)
+    goes_on()
+    require(agentctl("stop", "crasher").returncode == 0, "it did not stop")
+    agentctl("tree")
+    agentctl("history", "crasher")
+    require(lives("flaky") == had, "the next kernel forgave flaky its crashes")
+    require(declared()["burglar"]["state"] == "quarantined", "the next kernel let the burglar out")
+    agentctl("commit", "crasher", quiet=True)
+    lines = (STAGE / "crasher" / "ledger.txt").read_text().split()
+    require(lines == [str(number) for number in range(1, len(lines) + 1)], f"the ledger is {lines[:200]}…")
+    require(agentctl("audit", "verify").returncode == 0, "the record does not verify")
+    return f"kernel killed with an effect under way: the fleet came back; {len(lines)} lines, each written once"
 
 
-def crash() -> int:
-    """One run with a kill in the middle: how many effects recovery had to settle."""
-    project = stage("crasher")
-    shutil.copy(HERE / "crasher.py", project)
-    with started("crasher.py:crasher", cwd=project) as agent:
-        assert agent.stdout
-        agent.stdout.readline()
-        status = agentctl("status", "-o", "json", cwd=project, quiet=True)
-        require(status.returncode == 0, f"it does not run: {status.stderr.strip()}")
-        kernel = json.loads(status.stdout)["pid"]
-        for line in agent.stdout:
-            if int(line) >= 100:
-                break
-        print(f"$ kill -9 {kernel}", flush=True)
-        os.kill(kernel, signal.SIGKILL)
-        _, told = agent.communicate(timeout=60)
-    said = [line for line in told.splitlines() if "goes on from its record" in line]
-    require(agent.returncode == 0, f"it ended {agent.returncode}: {told.strip()}")
-    require(bool(said), f"it did not go on: {told.strip()}")
-    print(said[0])
-    name = said[0].split()[0]
-    agentctl("commit", name, cwd=project, quiet=True)
-    lines = (project / "ledger.txt").read_text().split()
-    require(lines == [str(number) for number in range(1, 301)], f"the ledger has {len(lines)} lines: {lines[:120]}…")
-    verified = agentctl("audit", "verify", cwd=project)
-    require(verified.returncode == 0, "the record does not verify")
-    events = agentctl("events", "--agent", name, "--cursor", "0", "-o", "json", cwd=project, quiet=True).stdout
-    return sum(entry.get("rule") == "recovery" for entry in json.loads(events)["entries"])
+def recoveries() -> int:
+    """How many effects of the crasher somebody had to settle after its kernel was gone."""
+    told = agentctl("events", "--agent", "crasher", "--cursor", "0", "-o", "json", quiet=True)
+    return sum(one.get("rule") == "recovery" for one in json.loads(told.stdout)["entries"]) if told.stdout else 0
 
 
-def resident() -> int:
-    """Keep one agent running; Ctrl-C ends it and leaves nothing."""
-    project = stage("clock")
-    script = project / "clock.py"
-    shutil.copy(HERE / "clock.py", script)
-    print("\nAgent OS is running with one resident agent. Ctrl-C stops it.", flush=True)
-    # no terminal of its own: there Ctrl-C would be a key for the agent, and a traceback its answer
-    command = [*AGENTCTL, "run", "-T", "--discard", "-q", "--", "python3", str(script)]
-    agent = subprocess.Popen(command, cwd=project, stdin=subprocess.DEVNULL, start_new_session=True)
+def goes_on() -> None:
+    """Returns when the crasher has written something more."""
+    had = agentctl("logs", "crasher", quiet=True).stdout
+    for _ in range(300):
+        if agentctl("logs", "crasher", quiet=True).stdout != had:
+            return
+    raise NotShown("the crasher does not go on")
+
+
+# The fleet.
+
+
+def put_away() -> None:
+    """Nothing of the fleet is left: here, or of a demo that was interrupted. Then everything is as at its beginning."""
+    names = [row["name"] for row in declared().values() if row["file"].startswith(f"{STAGE}/")]
+    if names:
+        agentctl("release", "burglar", "--reason", "the demo is over", quiet=True)
+        gone = agentctl("delete", *names, "--yes", quiet=True)
+        require(gone.returncode == 0 and not set(names) & set(declared()), f"something is left: {gone.stderr.strip()}")
+    for name in (*PROJECTS, *GROUP, "flaky", "nightly", "report"):
+        agentctl("discard", name, "--yes", quiet=True)
+
+
+def declared() -> dict[str, Answer]:
+    """The declared agents by name."""
+    listed = agentctl("ps", "--all", "-o", "json", quiet=True)
+    found = json.loads(listed.stdout)["agents"] if listed.returncode == 0 else []
+    return {row["name"]: row for row in found if row["declared"]}
+
+
+def lives(name: str) -> list[Answer]:
+    return json.loads(agentctl("history", name, "-o", "json", quiet=True).stdout)["lives"]
+
+
+def over(name: str) -> None:
+    """Returns when it is, however it ended."""
+    subprocess.run([*AGENTCTL, "wait", name, "--for", "over"], cwd=STAGE, capture_output=True, timeout=120)
+
+
+def again(before: dict[str, Answer], *names: str) -> dict[str, Answer]:
+    """These have new lives, and are ready."""
+    for _ in range(300):
+        now = declared()
+        if all(now[one]["incarnation"] > before[one]["incarnation"] and now[one]["ready"] for one in names or GROUP):
+            return now
+        time.sleep(0.1)
+    raise NotShown(f"{' and '.join(names or GROUP)} did not come back")
+
+
+def kill(pid: int, who: str) -> None:
+    print(f"$ kill -9 {pid}   # {who}", flush=True)
+    os.kill(pid, signal.SIGKILL)
+
+
+def follow() -> None:
+    """Show the clock of the fleet until Ctrl-C."""
+    print("\nAgent OS is running with the fleet of the demo. Look at it from another terminal:")
+    print(f"  AGENT_OS_HOME={os.environ.get('AGENT_OS_HOME', '')} {HERE.parent.parent}/.venv/bin/agentctl top")
+    print("Ctrl-C stops it.", flush=True)
+    command = [*AGENTCTL, "logs", "-f", "clock"]
+    logs = subprocess.Popen(command, cwd=STAGE, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: agent.send_signal(signal.SIGTERM))
+        signal.signal(number, lambda *_: logs.send_signal(signal.SIGTERM))
     with foreground():
-        agent.wait()
-    print("\nstopped; nothing is left running")
-    return 0
-
-
-@contextmanager
-def foreground() -> Iterator[None]:
-    """Take the terminal for ourselves: a Ctrl-C then reaches us and not `make`, which would call it an error."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or giving the terminal back would stop us
-    before = os.tcgetpgrp(0)
-    os.setpgid(0, 0)
-    os.tcsetpgrp(0, os.getpgrp())
-    try:
-        yield
-    finally:
-        os.tcsetpgrp(0, before)
-
-
-@contextmanager
-def started(*words: str, cwd: Path) -> "Iterator[subprocess.Popen[str]]":
-    """An agent under way; gone when this is left, however."""
-    print(f"$ agentctl run {shlex.join(words)}", flush=True)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    agent = subprocess.Popen([*AGENTCTL, "run", *words], cwd=cwd, stdin=subprocess.DEVNULL, **pipes)
-    try:
-        yield agent
-    finally:
-        agent.terminate()
-        agent.wait()
-
-
-@contextmanager
-def dropbox() -> Iterator[tuple[int, list[bytes]]]:
-    """A server that takes what is posted to it: its port, and what was left there so far."""
-    left: list[bytes] = []
-
-    class Box(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            left.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Box) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_address[1], left
-        finally:
-            server.shutdown()
+        logs.wait()
 
 
 def attempts(told: str) -> dict[str, str]:
@@ -311,59 +351,10 @@ def attempts(told: str) -> dict[str, str]:
     return dict(json.loads(line) for line in told.splitlines())
 
 
-def rules(project: Path, name: str) -> None:
-    """Rules as a project brings them. They can only narrow what its agents may."""
-    (project / ".agents").mkdir()
-    shutil.copy(HERE / name, project / ".agents" / "policy.toml")
-
-
-def agentctl(*words: str, cwd: Path, quiet: bool = False, together: bool = False) -> "subprocess.CompletedProcess[str]":
-    """`together`: both streams as one, in the order in which a person sees them."""
-    if not quiet:
-        print(f"$ agentctl {shlex.join(words)}", flush=True)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if together else subprocess.PIPE, "text": True}
-    done = subprocess.run([*AGENTCTL, *words], cwd=cwd, stdin=subprocess.DEVNULL, **streams)
-    if not quiet:
-        print(done.stdout + (done.stderr or ""), end="", flush=True)
-    return done
-
-
-def stage(name: str) -> Path:
-    """A fresh folder for an agent."""
-    folder = STAGE / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def dialled(listener: socket.socket) -> bool:
-    try:
-        listener.accept()[0].close()
-    except BlockingIOError:
-        return False
-    return True
-
-
-def require(true: bool, problem: str) -> None:
-    if not true:
-        raise NotShown(problem)
-
-
-DEMO: dict[str, Callable[[], str]] = {
-    "doctor": doctor,
-    "guest": guest,
-    "burglar": burglar,
-    "deployer": deployer,
-    "spender": spender,
-    "crasher": crasher,
-}
-
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\nstopped before the end")
+        sys.exit("\nstopped before the end; nothing is left running")
+    except NotShown as left:
+        sys.exit(str(left))

@@ -10,7 +10,24 @@ if TYPE_CHECKING:
     from agent_os.abi.failures import AgentFailure
     from agent_os.abi.signals import AgentSignal
     from agent_os.kernel.vfs.view import AgentVFS
-    from agent_os.space import AgentContext, AgentRuntime, CapabilityManager, KernelSpace
+    from agent_os.manifest.agency import Agency
+    from agent_os.manifest.capabilities import AgentCapabilities, IpcScope, ResourceLimits
+    from agent_os.manifest.model import (
+        AgentDependencies,
+        AgentHealth,
+        AgentInterface,
+        AgentManifest,
+        AgentResources,
+    )
+    from agent_os.manifest.problems import ManifestError
+    from agent_os.manifest.roles import (
+        AgentPriority,
+        AgentRestartPolicy,
+        AgentRole,
+        InterfaceProtocol,
+        ResponseMode,
+    )
+    from agent_os.space import AgentContext, AgentRuntime, CapabilityManager, KernelSpace, Scheduler
     from agent_os.userland.agent import agent
     from agent_os.userland.context import Context
 
@@ -18,32 +35,64 @@ __version__ = "0.1.0"
 
 # Public name -> the module that owns it.
 _HOMES = {
+    "Agency": "agent_os.manifest.agency",
+    "AgentCapabilities": "agent_os.manifest.capabilities",
     "AgentContext": "agent_os.space",
+    "AgentDependencies": "agent_os.manifest.model",
     "AgentFailure": "agent_os.abi.failures",
+    "AgentHealth": "agent_os.manifest.model",
+    "AgentInterface": "agent_os.manifest.model",
     "AgentKernelPanic": "agent_os.abi.errors",
+    "AgentManifest": "agent_os.manifest.model",
     "AgentOSError": "agent_os.abi.errors",
+    "AgentPriority": "agent_os.manifest.roles",
+    "AgentResources": "agent_os.manifest.model",
+    "AgentRestartPolicy": "agent_os.manifest.roles",
+    "AgentRole": "agent_os.manifest.roles",
     "AgentRuntime": "agent_os.space",
     "AgentSignal": "agent_os.abi.signals",
     "AgentVFS": "agent_os.kernel.vfs.view",
     "CapabilityManager": "agent_os.space",
     "Context": "agent_os.userland.context",
     "FailureSeverity": "agent_os.abi.errors",
+    "InterfaceProtocol": "agent_os.manifest.roles",
+    "IpcScope": "agent_os.manifest.capabilities",
     "KernelSpace": "agent_os.space",
+    "ManifestError": "agent_os.manifest.problems",
+    "ResourceLimits": "agent_os.manifest.capabilities",
+    "ResponseMode": "agent_os.manifest.roles",
+    "Scheduler": "agent_os.space",
     "agent": "agent_os.userland.agent",
 }
 
 __all__ = [
+    "Agency",
+    "AgentCapabilities",
     "AgentContext",
+    "AgentDependencies",
     "AgentFailure",
+    "AgentHealth",
+    "AgentInterface",
     "AgentKernelPanic",
+    "AgentManifest",
     "AgentOSError",
+    "AgentPriority",
+    "AgentResources",
+    "AgentRestartPolicy",
+    "AgentRole",
     "AgentRuntime",
     "AgentSignal",
     "AgentVFS",
     "CapabilityManager",
     "Context",
     "FailureSeverity",
+    "InterfaceProtocol",
+    "IpcScope",
     "KernelSpace",
+    "ManifestError",
+    "ResourceLimits",
+    "ResponseMode",
+    "Scheduler",
     "__version__",
     "agent",
 ]

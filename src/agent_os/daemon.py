@@ -119,7 +119,7 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     _set_limits()
     loop = asyncio.get_running_loop()
     store = _store(home)
-    kernel = await boot(store=store, home=home, auto=auto, env=dict(os.environ))
+    kernel = await boot(store=store, home=home, auto=auto, env=dict(os.environ), manifests=place.agents())
     calm_collector()
     kernel.guests.on_end = kernel.client_left = lambda: _consider(kernel)
     loop.call_later(_TO_COME, lambda: _consider(kernel))  # whoever started us may have died since

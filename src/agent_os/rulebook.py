@@ -103,7 +103,7 @@ def described(
             for file in policy.files[1:]
         ],
         "rules": sum(1 for _ in policy.rules()),
-        "agents": {name: list(rules.shown(policy, name, role)) for name, role in (agents or {"*": ""}).items()},
+        "agents": {name: list(rules.shown(policy, [(name, role)])) for name, role in (agents or {"*": ""}).items()},
         "labels": list(rules.labels(policy)),
         "findings": [
             {"file": one.where.file, "line": one.where.line, "kind": one.kind, "rule": one.rule, "what": one.what}

@@ -27,6 +27,7 @@ from agent_os.drivers.store import Put
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.authority.capability import parse
 from agent_os.kernel.calls import Asked, Need
+from agent_os.kernel.goals.goal import PendingGoal
 from agent_os.kernel.governing import current
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.kernel import Kernel
@@ -131,6 +132,7 @@ class KernelSpace:
 
     async def __aenter__(self) -> "KernelSpace":
         await self._kernel.recovery.at_boot()
+        self._kernel.scheduler.stir()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -194,11 +196,15 @@ class ContextSignals:
 
     def _end(self, ended: Ended, *puts: Put) -> None:
         agent = self._agent
+        farewell = self._kernel.bonds.farewell(agent, ended)
+        goals, goals_left = self._kernel.scheduler.left(agent, ended, again=False)
         agent.exit, agent.life = ended, Incarnation.EXITED
         agent.clock.go_on()
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": None}
         draft = Draft(agent.id, Kind.EXIT, agent.incarnation, body=frames.encode_body(told))
-        self._kernel.journal.put_now(draft, puts=[*puts, *self._kernel.authority.end(agent.id)])
+        self._kernel.journal.put_now(draft, puts=[*puts, *goals, *self._kernel.authority.end(agent.id)])
+        farewell()
+        goals_left()
 
 
 class _InProcess:
@@ -317,6 +323,26 @@ class AgentRuntime:
             if agent_id in (row.name, row.id):
                 return row
         raise ESRCH("agent.unknown", f"there is no agent {agent_id!r}")
+
+
+class Scheduler:
+    """The scheduler of the first design, as a view of a kernel: goals are submitted, put in order and looked at."""
+
+    def __init__(self, kernel: KernelSpace) -> None:
+        self._goals = kernel._kernel.scheduler  # pyright: ignore[reportPrivateUsage]
+
+    async def submit(self, goal: str | Mapping[str, Any]) -> str:
+        """Text, or a mapping with `text`, `agent`, `tenant`, `priority`, `deadline`, `budget`, `memory_mb`, `inputs`.
+        The id of the agent that it is for, once the record holds the goal."""
+        return (await self._goals.submit(goal, _HOST)).agent
+
+    async def prioritize(self, agent_id: str, priority: str) -> None:
+        """Of all goals of an agent, or of one goal by its id: critical, high, normal or low."""
+        await self._goals.prioritize(agent_id, priority, _HOST)
+
+    def get_queue(self) -> list[PendingGoal]:
+        """First in order first, each with its agent, why that one, and what it waits for."""
+        return self._goals.queue()
 
 
 class AccessLog(NamedTuple):

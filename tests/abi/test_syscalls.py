@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body, Syscall
-from agent_os.kernel import asking, auditing, granting, operator, rules, safe, syscalls
+from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe, syscalls
+from agent_os.kernel.goals import desk
+from agent_os.kernel.supervisor import bonds, doors, looking
 
-OPERATORS = (operator, auditing, safe, asking, granting, rules)
+OPERATORS = (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,7 +56,7 @@ def test_a_request_survives_the_wire(one: Syscall) -> None:
 
 def _any(kind: type[Body]) -> Body:
     """A request with every required field given."""
-    values = {str: "x", int: 1, float: 1.0, bool: True, dict: {}}
+    values = {str: "x", int: 1, float: 1.0, bool: True, dict: {}, list: []}
     given = {}
     for field in msgspec.structs.fields(kind):
         if field.required:

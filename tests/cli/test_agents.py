@@ -127,7 +127,7 @@ def test_running_agents_are_listed(operator: Operator) -> None:
     first = operator.start("echo ready; sleep 1003.5")
     second = operator.start(TICKER)
     lines = operator.ctl("ps").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "STATE", "ISO", "LIMITS", "PID", "AGE", "MEMORY", "COMMAND"]
+    assert lines[0].split() == ["NAME", "ROLE", "STATE", "ISO", "PARENT", "PID", "AGE", "MEMORY", "NOW"]
     assert [line.split()[0] for line in lines[1:]] == [first.name, second.name]
     assert lines[1].endswith("sh -c echo ready; sleep 1003.5")
     row = operator.listed()[first.name]

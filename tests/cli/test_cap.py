@@ -188,3 +188,23 @@ def test_children_hold_part_of_what_their_parent_does_and_go_with_it(desk: Desk)
     told = desk.good("cap", "revoke", handle(desk, "top", "file:/work")).out
     assert "killed   child" in told
     assert "killed   top" in told
+
+
+def test_whether_an_agent_may_spawn_what_a_manifest_says(desk: Desk) -> None:
+    (desk.project / "family.py").write_text(FAMILY)
+    caps = ("--cap", "agent:*:spawn", "--cap", "mem:/mem/semantic/**:write{count:5}")
+    desk.good("run", "-d", "--name", "p", *caps, "family.py:parent")
+    good, bad, broken = (desk.project / f"{name}.agent.toml" for name in ("good", "bad", "broken"))
+    program = '[program]\nentry = "family.py:child"\n'
+    good.write_text(f'name = "good"\nrole = "worker"\n{program}')
+    bad.write_text(f'name = "bad"\nrole = "worker"\ntools = ["pay"]\n{program}')
+    broken.write_text('name = "broken"\nrole = "worker"\n[helth]\n')
+    assert desk.good("can", "p", str(good)).out == "yes\n"
+    refused = desk.ask("can", "p", str(bad))
+    assert (refused.code, refused.out) == (4, "no: tools asks for tool:pay:call, which is more than you may give\n")
+    lines = desk.good("explain", "p", str(bad)).out.splitlines()
+    assert [line.split()[:3] for line in lines if line.startswith("  7")] == [["7", "ceiling", "refuse"]]
+    unread = desk.ask("can", "p", str(broken))
+    assert unread.code == 2
+    assert "broken.agent.toml:3: helth" in unread.err
+    assert desk.ask("can", "p", str(desk.project / "none.agent.toml")).code != 0

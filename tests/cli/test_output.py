@@ -72,3 +72,9 @@ def test_colour_only_on_a_terminal_and_without_no_color(monkeypatch, stream, no_
 )
 def test_an_age_is_one_short_word(seconds: float, text: str) -> None:
     assert output.age(seconds) == text
+
+
+def test_a_long_text_is_cut_and_shows_that_it_was():
+    assert output.shortened("x" * 60) == "x" * 60
+    assert output.shortened("x" * 100) == "x" * 59 + "…"
+    assert output.shortened("abcdef", 4) == "abc…"

@@ -78,7 +78,8 @@ def test_a_violation_ends_the_whole_tree_and_keeps_it_out_until_an_operator_rele
     assert "SIGPOLICY" in kinds
     assert "/work/after" not in kinds
     (row,) = [line.split() for line in desk.good("ps", "--all").out.splitlines() if line.startswith("burglar")]
-    assert row[1] == "quarantined"
+    assert row[2] == "quarantined"
+    assert desk.good("ps", "--all", "--state", "quarantined", "-o", "name").out.split() == ["burglar"]
     told = desk.good("inspect", "burglar").out
     assert "quarantined (SIGPOLICY: no-env" in told
     assert "agentctl release burglar" in told

@@ -218,6 +218,25 @@ def test_where_the_socket_is(environment: dict[str, str], expected: str, monkeyp
     assert str(place.control_socket()) == expected
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HOME": "/u"}, "/u/.config/agent-os/agents"),
+        ({"XDG_CONFIG_HOME": "/c"}, "/c/agent-os/agents"),
+        ({"AGENT_OS_HOME": "/h", "XDG_CONFIG_HOME": "/c"}, "None"),  # nobody else's agents start in a chosen home
+        ({"AGENT_OS_HOME": "/h", "AGENT_OS_AGENTS": "/a"}, "/a"),
+    ],
+)
+def test_where_manifests_are_scanned(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AGENT_OS_HOME", "AGENT_OS_AGENTS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert str(place.agents()) == expected
+
+
 def test_down_asks_agents_to_end_before_it_ends_them(home: Path, tmp_path: Path) -> None:
     tidy = "trap 'echo tidied > tidied; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     command = [*AGENTCTL, "run", "-T", "--name", "tidy", "--", "sh", "-c", tidy]

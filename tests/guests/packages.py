@@ -1,7 +1,7 @@
 """Real agent programs from their package indexes, installed once into a cache that several runs share.
 
 In: a package by its exact version. Out: the directory with its command, or the reason why it cannot be had here. Writes
-only below the cache: `AGENT_OS_AGENTS`, else `.cache/agents` of the checkout.
+only below the cache: `AGENT_OS_TEST_AGENTS`, else `.cache/agents` of the checkout.
 """
 
 import os
@@ -29,7 +29,7 @@ class Package:
 
     @property
     def place(self) -> Path:
-        return Path(os.environ.get("AGENT_OS_AGENTS") or _CHECKOUT / ".cache" / "agents") / self.name
+        return Path(os.environ.get("AGENT_OS_TEST_AGENTS") or _CHECKOUT / ".cache" / "agents") / self.name
 
     @property
     def commands(self) -> Path:

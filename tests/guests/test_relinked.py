@@ -49,14 +49,3 @@ def test_a_link_in_place_of_what_was_mounted_leads_no_next_life_anywhere(desk: D
     # The control: whoever is started by name now, and by an operator, is shown where the link leads.
     shown = desk.ask("run", "--workspace", "tmpfs", "--mount", "./cache:/cache", "--", "ls", "/cache")
     assert "private.txt" in shown.out
-
-
-def test_whoever_loses_its_project_ends_all_the_same(desk: Desk, tmp_path: Path) -> None:
-    run = desk.follow("run", "--name", "one", "--", "sh", "-c", "touch made; echo up; sleep 1000")
-    with run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "up\n"
-        desk.project.rename(tmp_path / "moved")
-        desk.project.mkdir()
-        desk.good("kill", "one")
-        assert run.wait(120) == 137

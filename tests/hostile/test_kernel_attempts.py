@@ -205,7 +205,7 @@ def test_a_native_agent_is_itself_and_reaches_nobody_else(
     assert said["a name that is nearly another's"] == "agent.unknown"
     assert set(said["operators' calls"]) <= {"operator", "op"}
     assert "operator" in said["operators' calls"]
-    assert said["spawn"] == "cap.missing"
+    assert said["spawn"] == "spawn"
     assert said["policy"] == "vfs.read_only"
     assert set(said["the record"]) <= set(_HIDDEN)
     assert said["the control socket"] in _HIDDEN

@@ -24,10 +24,10 @@ RESERVE = 1 << 16  # bytes; tests make many homes
 
 
 @asynccontextmanager
-async def serving(home: Path) -> AsyncGenerator[tuple[Kernel, Client]]:
+async def serving(home: Path, manifests: Path | None = None) -> AsyncGenerator[tuple[Kernel, Client]]:
     home.mkdir(mode=0o700, exist_ok=True)
     store = SqliteStore(home / "journal.db", reserve=RESERVE)
-    kernel = await boot(store=store, home=home)
+    kernel = await boot(store=store, home=home, manifests=manifests)
     listener = control.listen(home / "run" / "kernel.sock")
     server = await asyncio.get_running_loop().create_unix_server(kernel.control_protocol, sock=listener)
     try:

@@ -14,7 +14,7 @@ from agent_os.kernel.calls import Need
 from agent_os.kernel.guest import Mount
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.plan import Order
-from agent_os.kernel.spawning import MOST_GENERATIONS
+from agent_os.kernel.supervisor.admission import MOST_GENERATIONS
 from agent_os.kernel.table import Agent, Ended
 from peer import with_kernel
 
@@ -51,10 +51,10 @@ def test_what_is_mounted_is_held_and_no_more_than_that(tmp_path: Path) -> None:
         agent = endowed(kernel, "a", order(*mounts), "tool:pay:call")
         assert texts(agent) == [
             "tool:pay:call",
-            "file:/work/**:delete,read,write{depth:4}",
-            "file:/data/**:read{depth:4}",
-            "file:/out/**:delete,read,write{depth:4}",
-            "file:/f:read{depth:4}",
+            "file:/work/**:delete,read,write{depth:8}",
+            "file:/data/**:read{depth:8}",
+            "file:/out/**:delete,read,write{depth:8}",
+            "file:/f:read{depth:8}",
         ]
         with pytest.raises(EPERM):
             agent.holdings.find([Need("file", "write", "/data/x")])
@@ -133,7 +133,7 @@ def test_a_child_gets_no_mount_that_its_parent_no_longer_holds(tmp_path: Path) -
         data = next(one for one in parent.holdings if str(one.capability).startswith("file:/data"))
         await kernel.authority.revoke([data], "local:0")
         child = endowed(kernel, "child", wanted, parent=parent)
-        assert texts(child) == ["file:/work/**:delete,read,write{depth:3}"]
+        assert texts(child) == ["file:/work/**:delete,read,write{depth:7}"]
         assert endowment.begin(child, wanted, never).order.mounts == ()
         with pytest.raises(EPERM) as caught:
             endowed(kernel, "greedy", wanted, "tool:pay:call", parent=parent)
@@ -167,7 +167,7 @@ def test_a_name_that_somebody_had_before_brings_nothing_along() -> None:
         before = endowed(kernel, "a", order(), "tool:pay:call")
         kernel.table.forget(before)  # gone without a word, as when a program ends that embeds a kernel
         after = endowed(kernel, "a", order())
-        assert texts(after) == ["file:/work/**:delete,read,write{depth:4}"]
+        assert texts(after) == ["file:/work/**:delete,read,write{depth:8}"]
         assert after.holdings is kernel.authority.holdings(after.id)
         assert all(one.revoked for one in before.holdings.every())
 

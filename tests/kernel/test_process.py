@@ -14,6 +14,7 @@ from agent_os.kernel import process
 from agent_os.kernel.journal import Journal
 from agent_os.kernel.plan import Host, Mode, Order
 from agent_os.kernel.records import Records
+from agent_os.kernel.supervisor.life import is_permanent
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import GUEST_LIMITS
 
@@ -41,6 +42,7 @@ def project(tmp_path: Path) -> Path:
         (SandboxError("level", "this host reaches S1", "C16", 1), EISOLATION, "level", "reaches S1"),
         (SandboxError("setup", "failpoint", "C5", 5), EISOLATION, "setup", "step C5"),
         (SandboxError("launcher", "gone"), EISOLATION, "launcher", "gone"),
+        (SandboxError("setup", "/p/.env is another file", "C9", 116), EISOLATION, "moved", "another file"),
         (SandboxError("idmap", "EINVAL", "trees", 22), EACCES, "workspace.unreadable", "cannot lend"),
     ],
 )
@@ -50,6 +52,8 @@ def test_a_failure_is_explained(problem: SandboxError, kind: type, code: str, wo
     assert error.code == code
     assert words in error.reason
     assert error.hint
+    assert error.retryable == (code in ("launcher", "moved"))
+    assert is_permanent(error) != error.retryable
 
 
 async def run(order: Order, host: Host, **simulate: object) -> process.Outcome:

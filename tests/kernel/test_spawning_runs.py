@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ from agent_os.abi.entries import Kind
 from agent_os.abi.errors import AgentOSError
 from agent_os.abi.syscalls import Spawn
 from agent_os.kernel import programs
+from agent_os.kernel.authority.handles import Handle
 from agent_os.kernel.records import Records
-from agent_os.kernel.spawning import MOST_CHILDREN
 from agent_os.kernel.table import Agent
+from agent_os.manifest.agency import Agency
 from kernel.serving import syscall, until
 from kernel.test_governing_runs import HEAD, NO_ENV, Run
 
 pytestmark = pytest.mark.integration
+GIFT = "tool:pay:call"
+MOST_CHILDREN = Agency.session().max_children or 0
 NO_CHILDREN = f'{HEAD}[[rule]]\nid = "no-children"\neffect = "forbid"\nwhat = ["agent:*:spawn"]\n'
 FAMILY = """
 import os
@@ -45,17 +48,17 @@ class Family(Run):
     def __call__(self, body: Callable[[], Awaitable[None]]) -> None:
         async def run() -> None:
             file = str(self.project / "family.py")
-            order = self.order(file=file, function="parent", python=sys.executable, caps=["agent:*:spawn"])
+            order = self.order(file=file, function="parent", python=sys.executable, caps=["agent:*:spawn", GIFT])
             self.parent = await self.kernel.guests.start(order, name="parent")
             await body()
 
         super().__call__(run)
 
-    async def spawn(self, name: str = "child") -> Any:
+    async def spawn(self, name: str = "child", caps: Sequence[str] = ()) -> Any:
         """The answer, or the code of the refusal."""
         manifest = {"name": name, "program": {"entry": "family.py:child"}}
         try:
-            return await syscall(self.kernel, self.parent, Spawn(manifest=manifest))
+            return await syscall(self.kernel, self.parent, Spawn(manifest=manifest, caps=list(caps)))
         except AgentOSError as refused:
             return refused.code
 
@@ -132,6 +135,32 @@ def test_a_child_whose_start_is_overtaken_does_not_start(
         else:
             assert answer["agent"] == "child"
             await until(lambda: "began, and saw CANARY" in family.said)
+
+    family(test)
+
+
+def _gifts(agent: Agent) -> list[Handle]:
+    return [one for one in agent.holdings if one.capability.kind == "tool"]
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_child_does_not_start_with_what_its_parent_has_no_more(
+    family: Family, monkeypatch: pytest.MonkeyPatch, revoked: bool
+) -> None:
+    async def test() -> None:
+        held, kernel = Held(monkeypatch, "before its row"), family.kernel
+        spawning = asyncio.create_task(family.spawn(caps=[GIFT]))
+        await until(held.there.is_set)
+        if revoked:
+            await kernel.authority.revoke(_gifts(family.parent), "local:0")
+        held.go_on.set()
+        answer = await spawning
+        if revoked:
+            assert isinstance(answer, str), answer
+            assert kernel.table.children(family.parent.id) == []
+        else:
+            (child,) = kernel.table.children(family.parent.id)
+            assert len(_gifts(child)) == 1
 
     family(test)
 

@@ -26,12 +26,12 @@ def test_numbers_ascend_and_never_come_back(tmp_path: Path) -> None:
     pids = [first.admit(name, "native").pid for name in ("a", "b")]
     ended(first, "a")
     again = first.admit("a", "native")
-    assert [*pids, again.pid] == [1, 2, 3]
-    assert again.incarnation == 2
+    assert [*pids, again.pid] == [2, 3, 4], "1 is root's"
+    assert (again.incarnation, again.restarted_from) == (2, pids[0])
     store.append([], first.puts(again), [], sync=True)
     second = Table(store)
     later = second.admit("a", "native")
-    assert (later.pid, later.incarnation) == (4, 3)
+    assert (later.pid, later.incarnation, later.restarted_from) == (5, 3, again.pid)
     store.close()
 
 
@@ -44,6 +44,15 @@ def test_an_id_has_one_living_row() -> None:
     rows.admit("a", "guest")
 
 
+def test_a_row_is_found_by_its_id_and_is_living_until_it_ends() -> None:
+    rows = table()
+    agent = rows.admit("a", "native")
+    assert rows.row(agent.id) is rows.living(agent.id) is agent
+    ended(rows, "a")
+    assert (rows.row(agent.id), rows.living(agent.id)) == (agent, None)
+    assert rows.row("default/b") is rows.row(None) is None
+
+
 def test_a_full_table_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PROCESSES", 2)
     rows = table()
@@ -53,6 +62,24 @@ def test_a_full_table_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         rows.admit("c", "native")
     ended(rows, "a")
     rows.admit("c", "native")
+
+
+def test_ten_thousand_short_agents_in_a_row_live_under_a_limit_of_64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """N-09, S-35: only who lives counts, and who ended leaves no row behind for ever."""
+    monkeypatch.setattr(module, "MOST_ENDED", 100)
+    rows = table()
+    rows.most = 64
+    for number in range(63):
+        rows.admit(f"long{number}", "native")
+    for number in range(10_000):
+        rows.admit(f"short{number}", "native")
+        with pytest.raises(EBUSY, match="64 agents are alive"):
+            rows.admit("one-too-many", "native")
+        ended(rows, f"short{number}")
+        rows.find(f"short{number}").gone.set()
+    assert len(list(rows)) <= 63 + 102
 
 
 def test_rows_of_agents_that_ended_long_ago_are_dropped_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

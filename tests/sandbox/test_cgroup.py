@@ -87,6 +87,19 @@ def test_a_group_kills_alone_where_linux_knows_how() -> None:
         group.remove()
 
 
+def test_a_share_and_what_is_used_are_known_where_a_controller_is(group: Group) -> None:
+    group.apply(Limits(weight=300))
+    assert group.weighed == ("cpu" in group.controllers)
+    assert (group.memory_used() is None) == ("memory" not in group.controllers)
+    assert (group.tasks_used() is None) == ("pids" not in group.controllers)
+    pid = sleeper(group)
+    try:
+        assert group.tasks_used() in (None, 1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_a_limit_counts_only_where_it_was_written(group: Group) -> None:
     group.apply(Limits(cpu_pct=50))
     assert group.applied == group.controllers

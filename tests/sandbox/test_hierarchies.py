@@ -47,6 +47,20 @@ def test_each_version_is_told_in_its_own_words(tmp_path: Path, v2: bool, name: s
     assert len(list(tmp_path.iterdir())) == len(settings) - 1
 
 
+@pytest.mark.parametrize(
+    ("v2", "settings"), [(True, {"cpu.weight": "300", "io.weight": "300"}), (False, {"cpu.shares": "3072"})]
+)
+def test_a_share_is_told_in_each_version_s_words(tmp_path: Path, v2: bool, settings: dict[str, str]) -> None:
+    for file in settings:
+        (tmp_path / file).touch()
+    assert hierarchies.weigh(tmp_path, v2, 300)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == settings
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert not hierarchies.weigh(tmp_path, v2, 300)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_limit_that_is_not_set_is_not_put(tmp_path: Path) -> None:
     for v2 in (True, False):
         for name in ("memory", "cpu"):

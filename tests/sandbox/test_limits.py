@@ -13,14 +13,14 @@ from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
 
 def test_every_limit_that_is_set_names_its_enforcer() -> None:
-    for given in (Limits(), GUEST_LIMITS, Limits(cpu_s=1, wall_s=2.0, cpu_pct=10)):
+    for given in (Limits(), GUEST_LIMITS, Limits(cpu_s=1, wall_s=2.0, cpu_pct=10, weight=25)):
         wanted = {name for name, value in asdict(given).items() if value is not None}
         assert set(limits.enforcers(given)) == wanted
 
 
 @pytest.mark.integration
 def test_an_enforcer_is_named_for_what_it_really_holds() -> None:
-    given = Limits(memory_mb=64, cpu_pct=10)
+    given = Limits(memory_mb=64, cpu_pct=10, weight=300)
     group = cgroup.Group.create("test-enforcers")
     try:
         assert limits.enforcers(given, group)["memory_mb"].startswith("nothing")  # nothing was written yet
@@ -28,7 +28,7 @@ def test_an_enforcer_is_named_for_what_it_really_holds() -> None:
         said = limits.enforcers(given, group)
     finally:
         group.remove()
-    for limit, controller in (("memory_mb", "memory"), ("pids", "pids"), ("cpu_pct", "cpu")):
+    for limit, controller in (("memory_mb", "memory"), ("pids", "pids"), ("cpu_pct", "cpu"), ("weight", "cpu")):
         assert ("cgroup v" in said[limit]) == (controller in group.applied)
     assert limits.enforcers(given, cgroup.Group.create("none", column="rlimits")) == limits.enforcers(given)
 

@@ -224,6 +224,12 @@ class FakeKernel:
     async def sys_sigmask(self, call: frames.Call, body: Any) -> Any:
         return {"mask": body["block"]}
 
+    async def sys_ready(self, call: frames.Call, body: Any) -> Any:
+        return None
+
+    async def sys_alive(self, call: frames.Call, body: Any) -> Any:
+        return None
+
     async def sys_exit(self, call: frames.Call, body: Any) -> Any:
         return NO_REPLY
 
@@ -240,13 +246,15 @@ def played(
     program: Callable[[Context, FakeKernel], Coroutine[Any, Any, Any]],
     answers: dict[str, Answer] | None = None,
     hook: Any = None,
+    check: Any = None,
+    says_ready: bool = False,
     **welcome: Any,
 ) -> tuple[Any, FakeKernel]:
     """What a program gave, or the exception that it ended with, and the kernel it talked to."""
 
     async def play(ours: socket.socket, kernel: FakeKernel) -> Any:
         try:
-            ctx = await Context.connect(ours, hook=hook)
+            ctx = await Context.connect(ours, hook=hook, check=check, says_ready=says_ready)
         except AgentOSError as problem:
             return problem
         try:

@@ -284,6 +284,56 @@ def test_a_child_that_ended_is_sigchld() -> None:
     assert played(program)[0] == ("worker", "oom")
 
 
+# Ready and well
+
+
+async def _async_trouble(ctx: Any) -> str:
+    return "the shelves are gone"
+
+
+def _raising(ctx: Any) -> None:
+    raise KeyError("shelf")
+
+
+@pytest.mark.parametrize(
+    ("check", "ok", "why"),
+    [
+        (lambda ctx: None, True, ""),
+        (lambda ctx: True, True, ""),
+        (lambda ctx: False, False, ""),
+        (_async_trouble, False, "the shelves are gone"),
+        (_raising, False, "KeyError: 'shelf'"),
+    ],
+)
+def test_whether_it_is_well_is_what_its_author_s_function_says(check: Any, ok: bool, why: str) -> None:
+    async def program(ctx: Context, kernel: FakeKernel) -> None:
+        await kernel.push("notice", {"type": "ping"})
+        await kernel.until(lambda: kernel.named("SYS_ALIVE"))
+
+    _, kernel = played(program, check=check)
+    assert kernel.hello == frames.Hello(1, 1, ["ping"])
+    assert ("s1:1", "SYS_ALIVE", {"ok": ok, "why": why}) in kernel.trace()
+
+
+def test_without_such_a_function_it_is_not_asked() -> None:
+    async def program(ctx: Context, kernel: FakeKernel) -> None:
+        await kernel.push("notice", {"type": "ping"})
+        await ctx.alive()
+
+    _, kernel = played(program)
+    assert kernel.hello == frames.Hello(1, 1, [])
+    assert len(kernel.named("SYS_ALIVE")) == 1
+
+
+def test_it_says_itself_that_it_is_ready() -> None:
+    async def program(ctx: Context, kernel: FakeKernel) -> None:
+        await ctx.ready()
+
+    _, kernel = played(program, says_ready=True)
+    assert kernel.hello == frames.Hello(1, 1, ["ready"])
+    assert len(kernel.named("SYS_READY")) == 1
+
+
 # Checkpoints
 
 

@@ -42,6 +42,11 @@ def moved(old: Incarnation, new: Incarnation) -> Incarnation:
     return new
 
 
+def printed(life: Incarnation, code: int | None = None) -> str:
+    """As people read it: `running`, `exited(42)`."""
+    return f"{life}({code})" if life is Incarnation.EXITED and code is not None else str(life)
+
+
 class ExitClass(StrEnum):
     """Why an incarnation ended. The class decides what follows, not the number."""
 
@@ -50,7 +55,11 @@ class ExitClass(StrEnum):
     ERROR = "error"
     SIGNAL = "signal"  # a host signal that the kernel did not send
     OOM = "oom"
+    START_TIMEOUT = "start_timeout"  # it did not become ready in time
+    WATCHDOG = "watchdog"
+    PROBE = "probe"
     TIMEOUT = "run_timeout"
     POLICY = "policy"
     NONDETERMINISTIC = "nondeterministic"
+    BUDGET = "budget"  # one with on_exhausted = "stop" is used up
     LOST = "lost"  # the kernel or the launcher itself went away

@@ -7,11 +7,13 @@ error, never ignored.
 """
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 FIRST_OPERATOR = 128
+# Seconds. What is no number (`nan`) or has no end would stop every other clock of the kernel.
+Grace = Annotated[float, Meta(ge=0, le=10**9)]
 
 
 class Effect(StrEnum):
@@ -159,9 +161,63 @@ class ApproveWait(Body):
     wait_ms: int = 0
 
 
+class Elevate(Body):
+    """For more than the agent holds. It waits for a person; whatever is granted ends by itself."""
+
+    caps: list[str]
+    reason: str
+    ttl_ms: int = 900_000
+
+
 class Sigmask(Body):
     block: list[int] = []
     unblock: list[int] = []
+
+
+class Ready(Body):
+    pass
+
+
+class Alive(Body):
+    """The answer to a `ping` notice, or a word of one's own accord."""
+
+    ok: bool = True
+    why: str = ""  # it is not well
+
+
+class Link(Body):
+    """Both ways: if one of the two ends abnormally, so does the other, unless it traps exits."""
+
+    agent: str
+    end: bool = False  # unlink
+
+
+class Monitor(Body):
+    """One notice `monitor_down` with `ref`, `agent`, `pid`, `reason`, `class` and `detail` when it ends, or has."""
+
+    agent: str = ""
+    ref: int = 0  # with `end`: of the monitor that is over
+    end: bool = False
+
+
+class Trap(Body):
+    """From now on the end of a linked agent is a notice `link_exit`."""
+
+    on: bool = True
+
+
+class Take(Body):
+    """The next goal that was submitted for the caller; nothing, if none came in time."""
+
+    wait_ms: int | None = None  # None: for as long as it takes
+
+
+class Finish(Body):
+    """A goal that the caller took is done, or has failed."""
+
+    goal: str
+    result: Any = None
+    failure: str | None = None  # what went wrong, in a sentence
 
 
 # What operators ask.
@@ -210,7 +266,7 @@ class Await(Body):
 
 
 class Down(Body):
-    grace_s: float = 10.0
+    grace_s: Grace = 10.0
 
 
 class Resolve(Body):
@@ -274,6 +330,7 @@ class Logs(Body):
     agent: str
     follow: bool = False
     last: int | None = None  # lines
+    skip: int = 0  # bytes that are known already
     newest: bool = False  # only what its newest life writes
 
 
@@ -394,11 +451,127 @@ class Revoke(Body):
 
 
 class Explain(Body):
-    """Every step of the gate, for an act that is written as a capability, or for an entry of the journal."""
+    """Every step of the gate, for an act that is written as a capability, for a child that an agent would spawn by a
+    manifest, or for an entry of the journal."""
 
     agent: str = ""
     capability: str = ""
+    manifest: dict[str, Any] = {}
     seq: int = 0
+
+
+class Apply(Body):
+    """Declare agents: all of these, or with any problem none. Each manifest comes as it is written, so that a problem
+    has its line; its folder is where the agent works. Stored before anything is started, which goes on after the
+    answer; one that runs and is changed is restarted. Each of `agents` has id, file, change (new, changed, same, gone)
+    and keys, a list of [key, before, after]; `warnings` are sentences."""
+
+    files: dict[str, str]  # absolute path → text; `.json` is JSON, the rest TOML
+    prune: bool = False  # whoever was declared from one of the same folders and is not among these goes
+    dry_run: bool = False  # only say what would change
+
+
+class Delete(Body):
+    """Stop declared agents in order, and forget them. Their record and their changes stay. The answer, when they are
+    gone, is that of OP_APPLY."""
+
+    agents: list[str]
+    dry_run: bool = False
+
+
+class Start(Body):
+    """Start a declared agent by hand: clears its counters. The reply comes when it is ready, or cannot be."""
+
+    agent: str
+
+
+class Stop(Body):
+    """The reply comes when nothing of it is left. One that has ended stays as it is."""
+
+    agent: str
+    grace_s: Grace | None = None  # None: as its manifest says
+    force: bool = False  # neither drain nor ask
+    reason: str = ""
+
+
+class Restart(Body):
+    """Stop, then start: a new life of the same agent. Clears its counters. The reply comes when it is ready."""
+
+    agent: str
+    grace_s: Grace | None = None
+    reason: str = ""
+
+
+class Declared(Body):
+    """The agents of manifests, also those without a process, root first, children in the order of their start. Each
+    has id, role, parent, index, wanted, state, why, until, incarnation, pid, consecutive, max_restarts,
+    restarts_remaining, exhausted, policy, activation, strategy, ready, needs (whom it requires that cannot serve),
+    health (a sentence), file (of those that are asked for by name); times are seconds of the wall clock."""
+
+    agents: list[str] = []  # empty: all
+    manifests: bool = False  # with the key `manifest`, its TOML
+
+
+class History(Body):
+    """The lives of an agent, oldest first: how each began and ended, and what was decided then. Each of `lives` has
+    incarnation, level, began_ns, ready_ns, ended_ns, class, code, reason, decision, why, delay_ms; nil where it
+    has not come to that."""
+
+    agent: str
+    last: int | None = None  # so many lives; at most the last 400
+
+
+class Reach(Body):
+    """Wait until a declared agent is ready, running, or over: stopped, completed, failed or quarantined. EBUSY: it is
+    over, and will not be what is waited for."""
+
+    agent: str
+    state: Literal["ready", "running", "over"] = "over"
+
+
+class Health(Body):
+    """How the agents of manifests are. `overall` is a sentence; each of `agents` has agent, ready, waiting, health (a
+    sentence), startup (how READY is known), checks, repeats (equal calls in a row) and uses: resource, value, limit."""
+
+    agents: list[str] = []  # empty: all
+
+
+class Submit(Body):
+    """A goal: text, or a map with `text`, `agent`, `tenant`, `priority`, `deadline`, `budget`, `memory_mb`, `inputs`.
+    The answer comes when the record holds it."""
+
+    goal: Any
+
+
+class Prioritize(Body):
+    """Of one goal by its id, or of all goals of an agent."""
+
+    target: str
+    priority: str
+
+
+class Queue(Body):
+    """Goals that wait, first in order first, and those at which agents are."""
+
+    all: bool = False  # also those that ended lately
+
+
+class LookAtGoal(Body):
+    goal: str
+    wait: bool = False  # until it is over
+
+
+class Withdraw(Body):
+    """Take a goal away that still waits."""
+
+    goal: str
+    reason: str = ""
+
+
+class Links(Body):
+    """Who is linked to whom, and who monitors whom, as ids with their pids."""
+
+    agent: str | None = None
 
 
 _P, _I, _V, _O, _T = Effect.PURE, Effect.IDEMPOTENT, Effect.VERIFIABLE, Effect.OPAQUE, Effect.TOOL
@@ -425,6 +598,14 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(29, "SYS_RANDOM", Random, "bytes", _P, "Random bytes, the same again in a replay."),
     Syscall(30, "SYS_APPROVE_WAIT", ApproveWait, "decision, by, at", _P, "Wait for a person's decision."),
     Syscall(31, "SYS_SIGMASK", Sigmask, "mask", _I, "Defer signals of other agents."),
+    Syscall(32, "SYS_READY", Ready, "", _P, "Say that one can serve; only the first time counts."),
+    Syscall(33, "SYS_ALIVE", Alive, "", _P, "Say that one is alive, and whether one is well."),
+    Syscall(34, "SYS_LINK", Link, "", _I, "End together with another agent, or stop doing so."),
+    Syscall(35, "SYS_MONITOR", Monitor, "ref", _I, "Be told when another agent ends, or not any more."),
+    Syscall(36, "SYS_TRAP", Trap, "", _I, "Be told when a linked agent ends, and live on."),
+    Syscall(37, "SYS_TAKE", Take, "id, text, inputs, priority, deadline", _P, "Wait for the next goal."),
+    Syscall(38, "SYS_FINISH", Finish, "", _I, "Say that a goal is done."),
+    Syscall(39, "SYS_ELEVATE", Elevate, "granted, expires_ns", _I, "Ask a person for more than one holds."),
     Syscall(128, "OP_STATUS", Status, "the kernel at this moment", _P, "Look at the kernel."),
     Syscall(129, "OP_LIST", ListAgents, "agents", _P, "List agents."),
     Syscall(130, "OP_INSPECT", Inspect, "everything on one agent", _P, "Look at one agent."),
@@ -460,6 +641,21 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(183, "OP_EXPLAIN", Explain, "verdict, steps", _P, "Say what the gate answers, step by step."),
     Syscall(190, "OP_RULES", Rules, "the policy in force", _P, "Look at the policy in force.", "out"),
     Syscall(191, "OP_APPLY_RULES", ApplyRules, "the policy in force", _I, "Change the operator's rules.", "in"),
+    Syscall(200, "OP_APPLY", Apply, "agents, warnings, applied", _I, "Declare agents by their manifests."),
+    Syscall(201, "OP_DELETE", Delete, "agents", _I, "Stop declared agents and forget them."),
+    Syscall(202, "OP_START", Start, "agent, state, incarnation, pid", _I, "Start a declared agent."),
+    Syscall(203, "OP_STOP", Stop, "agent, state, was, seconds", _I, "Stop a declared agent, and keep it so."),
+    Syscall(204, "OP_RESTART", Restart, "agent, state, incarnation, pid", _I, "Give an agent a new life."),
+    Syscall(205, "OP_DECLARED", Declared, "agents", _P, "Look at the declared agents."),
+    Syscall(206, "OP_HISTORY", History, "agent, lives", _P, "Look at the lives of one agent."),
+    Syscall(207, "OP_REACH", Reach, "agent, state, why", _P, "Wait until an agent is ready, or over."),
+    Syscall(210, "OP_HEALTH", Health, "overall, agents", _P, "Look at the health of agents."),
+    Syscall(215, "OP_SUBMIT", Submit, "id, agent, picked_by", _I, "Give a goal to the agent it fits best."),
+    Syscall(216, "OP_PRIORITIZE", Prioritize, "goals", _I, "Say how urgent goals are."),
+    Syscall(217, "OP_QUEUE", Queue, "waiting, working, ended", _P, "Look at the goals."),
+    Syscall(218, "OP_GOAL", LookAtGoal, "the goal", _P, "Look at one goal, or wait for its end."),
+    Syscall(219, "OP_WITHDRAW", Withdraw, "the goal", _I, "Take back a goal that waits."),
+    Syscall(220, "OP_LINKS", Links, "links, monitors", _P, "Look at links and monitors."),
 )
 
 BY_NUMBER = {one.number: one for one in TABLE}

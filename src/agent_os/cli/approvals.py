@@ -5,8 +5,6 @@ a table, the whole question, or an answer. An answer carries the digest of the q
 """
 
 import json
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +15,10 @@ from agent_os.abi.syscalls import Approvals, Decide
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
 from agent_os.cli.entries import jsonable
-from agent_os.cli.output import age, output_option, paint, plain, print_json, table
+from agent_os.cli.output import age, output_option, paint, plain, print_json, shortened, table
+from agent_os.cli.screen import again
 
 _EVERY_S = 1.0
-_CLEAR = "\x1b[H\x1b[2J"
 _LONGEST = 48  # characters of a cell
 _DECIDED = {"refused": "denied", "used": "approved", "void": "approved"}
 _SINCE = {"used": ", and used", "void": ", and void"}
@@ -42,17 +40,12 @@ def approvals(approval: str | None, agent: str | None, everything: bool, watch: 
         one = _find(approval, agent)
         print_json(jsonable(one)) if as_json else _print_whole(one)
         return
-    try:
-        while True:
-            rows = ask(Approvals(agent=agent, all=everything))["approvals"]
-            if watch and sys.stdout.isatty():
-                click.echo(_CLEAR, nl=False)
-            print_json(jsonable({"approvals": rows})) if as_json else _print_table(rows)
-            if not watch:
-                return
-            time.sleep(_EVERY_S)
-    except KeyboardInterrupt:  # leaving a view is no failure
-        return
+
+    def draw() -> None:
+        rows = ask(Approvals(agent=agent, all=everything))["approvals"]
+        print_json(jsonable({"approvals": rows})) if as_json else _print_table(rows)
+
+    again(draw, _EVERY_S, watch=watch)
 
 
 @click.command()
@@ -111,13 +104,17 @@ def _print_table(rows: Sequence[Row]) -> None:
     if not rows:
         say("nothing waits for a decision")
         return
+    click.echo(listing(rows))
+    say("all of one: agentctl approvals ID   then   agentctl approve ID   or   agentctl deny ID")
+
+
+def listing(rows: Sequence[Row]) -> str:
     headings = ("ID", "AGENT", "WANTS", "ORIGIN", "AGE", "STATE")
     cells = [
         (row["id"], row["agent"], _short(row["wants"]), _short(_origin(row)), age(row["seconds"]), _state(row))
         for row in rows
     ]
-    click.echo(table(cells, headings))
-    say("all of one: agentctl approvals ID   then   agentctl approve ID   or   agentctl deny ID")
+    return table(cells, headings)
 
 
 def _print_whole(one: Row, *, err: bool = False) -> None:
@@ -128,6 +125,7 @@ def _print_whole(one: Row, *, err: bool = False) -> None:
         f"rules    {plain(', '.join(one['rules']))}",
         f"origin   {plain(_origin(one))}",
         f"grants   {plain(one['capability']) or 'this call only'}",
+        *(f"holds    {plain(', '.join(one['holds']))}" for _ in range(bool(one.get("holds")))),
         f"scopes   {', '.join(one['scopes'])}" + ("  (always is not offered for guests)" if one["guest"] else ""),
         *(f"only     {plain(' or '.join(group))} may answer" for group in one["approvers"]),
         "state    " + (f"open, {_state(one)}, then denied" if one["state"] == "pending" else _state(one)),
@@ -174,5 +172,4 @@ def _left(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    clean = plain(text)
-    return clean if len(clean) <= _LONGEST else f"{clean[: _LONGEST - 1]}…"
+    return shortened(plain(text), _LONGEST)

@@ -11,6 +11,8 @@ import click
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Body
 
+TO_LOOK = 5.0  # seconds that a kernel has to answer what takes it none
+
 
 def ask(request: Body) -> Any:
     """The kernel's answer. If none is running, one is started for it and ends with it."""

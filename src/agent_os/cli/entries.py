@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from agent_os.abi.signals import AgentSignal
-from agent_os.cli.output import paint, plain, width
+from agent_os.cli.output import paint, plain, shortened, width
 
 Entry = dict[str, Any]
 _LONGEST = 72  # characters of what an entry is about
@@ -22,7 +22,7 @@ def when(entry: Entry) -> datetime:
 
 def line(entry: Entry) -> str:
     """`10482  12:03:12.120  triage-7f  REFUSED SYS_WRITE /work/x  EPERM cap.missing: …`"""
-    told = f"{entry['seq']:>7}  {_clock(when(entry))}  {_padded(name_of(entry), 16)}  {_padded(_word(entry), 10)}  "
+    told = f"{entry['seq']:>7}  {clock(when(entry))}  {_padded(name_of(entry), 16)}  {_padded(_word(entry), 10)}  "
     rest = "  ".join(part for part in (deed(entry), _problem(entry)) if part)
     if refused(entry):
         return told + paint(rest, "red")
@@ -39,9 +39,8 @@ def name_of(entry: Entry) -> str:
 
 def deed(entry: Entry) -> str:
     """What was done, and to what."""
-    subject = _subject(entry)
-    short = subject if len(subject) <= _LONGEST else f"{subject[: _LONGEST - 1]}…"
-    return " ".join(word for word in (str(entry.get("op", "")), plain(short)) if word)
+    words = (str(entry.get("op", "")), plain(shortened(_subject(entry), _LONGEST)))
+    return " ".join(word for word in words if word)
 
 
 def _word(entry: Entry) -> str:
@@ -160,7 +159,7 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _clock(moment: datetime) -> str:
+def clock(moment: datetime) -> str:
     """The time of day, here; the date as well if that is not today's."""
     here = moment.astimezone()
     form = "%H:%M:%S" if here.date() == datetime.now(UTC).astimezone().date() else "%Y-%m-%d %H:%M:%S"

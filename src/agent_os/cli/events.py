@@ -14,7 +14,7 @@ from agent_os.abi.syscalls import Events
 from agent_os.cli.asking import listen
 from agent_os.cli.calls import calls_of, is_lost
 from agent_os.cli.changes import say
-from agent_os.cli.entries import Entry, deed, jsonable, line, name_of, refused, when
+from agent_os.cli.entries import Entry, clock, deed, jsonable, line, name_of, refused, when
 from agent_os.cli.output import output_option, paint, plain, print_json, width
 
 _BAR = 16  # characters of the longest
@@ -160,6 +160,11 @@ def trace(name: str, follow: bool, last: int, as_json: bool) -> None:
         _print(name, shown)
         if shown and shown[0].entry.get("aseq", 1) > 1 and len(shown) >= last // 2:
             say(f"earlier entries are left out: agentctl trace {plain(name)} -n NUMBER")
+
+
+def told(span: Span) -> str:
+    """One that is over, or was over at once, with the time of day: `12:03:12.120  REFUSED SYS_WRITE /work/x  EPERM`"""
+    return f"{clock(span.began)}  {_title(span)}  {_took(span)}".rstrip()
 
 
 def _print(name: str, spans: list[Span]) -> None:

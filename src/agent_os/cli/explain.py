@@ -4,7 +4,9 @@ In: an agent and an act written as the capability for exactly that, or the numbe
 of it; what an agent wrote is made harmless. The exit code of `can` is that of the refusal it tells of.
 """
 
+import json
 import re
+import tomllib
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from agent_os.cli.asking import ask
 from agent_os.cli.errors import exit_code
 from agent_os.cli.output import output_option, paint, plain, print_json, table
 
+_MANIFESTS = (".agent.toml", ".agent.json")
 _DECISION = re.compile(r"(?:d-)?([0-9]{1,18})")
 _WORDS = {"allow": "allowed", "ask": "ASKS", "refuse": "REFUSED"}
 _EXIT_ASK = 6
@@ -23,13 +26,18 @@ Row = dict[str, Any]
 
 @click.command()
 @click.argument("agent")
-@click.argument("capability", metavar="CAPABILITY")
+@click.argument("capability", metavar="CAPABILITY | FILE.agent.toml")
 @output_option
 def can(agent: str, capability: str, as_json: bool) -> int:
-    """Say whether AGENT may do one thing now: agentctl can triage file:/work/report.md:write."""
+    """Say whether AGENT may do one thing now, or spawn a child of a manifest.
+
+    \b
+      agentctl can triage file:/work/report.md:write
+      agentctl can triage worker.agent.toml
+    """
     if not capability:
         raise click.UsageError("can what? agentctl can triage file:/work/report.md:write")
-    told: Row = ask(Explain(agent=agent, capability=capability))
+    told: Row = ask(_about(agent, capability))
     if as_json:
         print_json(told)
     elif told["verdict"] == "allow":
@@ -64,8 +72,18 @@ def _request(what: tuple[str, ...], seq: int | None) -> Explain:
     if seq is None and len(what) == 1 and (named := _DECISION.fullmatch(what[0])):
         return Explain(seq=int(named[1]))
     if seq is None and len(what) == 2:
-        return Explain(agent=what[0], capability=what[1])
+        return _about(*what)
     raise click.UsageError("explain takes an agent and a capability, or a decision: agentctl explain d-5512")
+
+
+def _about(agent: str, what: str) -> Explain:
+    if not what.endswith(_MANIFESTS):
+        return Explain(agent=agent, capability=what)
+    from agent_os.manifest.model import AgentManifest
+
+    AgentManifest.load(what)  # what is wrong with it is said with its lines
+    with open(what, "rb") as file:
+        return Explain(agent=agent, manifest=json.load(file) if what.endswith(".json") else tomllib.load(file))
 
 
 def _lines(told: Row) -> list[str]:

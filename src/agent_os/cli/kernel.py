@@ -12,6 +12,7 @@ import click
 from agent_os.abi.errors import EHOSTUNREACH
 from agent_os.abi.syscalls import Down, Leave, Status
 from agent_os.abi.text import native
+from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.changes import say
 from agent_os.cli.output import age, output_option, paint, plain, print_json, table
 from agent_os.cli.rules import alarm
@@ -19,7 +20,6 @@ from agent_os.client import place
 from agent_os.client.start import connected
 from agent_os.client.wire import Client, connect
 
-_TO_LOOK = 5.0  # seconds
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -42,20 +42,29 @@ async def _up(detach: bool) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
     async with connected(stay=True) as (client, new):
-        await client.call(Leave(adopt=True), deadline=_TO_LOOK)
-        facts = await client.call(Status(), deadline=_TO_LOOK)
+        await client.call(Leave(adopt=True), deadline=TO_LOOK)
+        facts = await client.call(Status(), deadline=TO_LOOK)
         _line(
             "kernel",
             f"{facts['version']}  pid {facts['pid']}  {place.control_socket()}" + ("" if new else "  (it ran)"),
         )
         _line("home", f"{native(facts['home'])}  {facts['entries']:,} entries in its journal")
         _line("policy", _rules(facts["policy"]))
+        _fleet(facts)
         found = await daemon.probe.isolation()
         _line("isolation", found.cause, found.status)
         if found.fix and found.status != "ok":
             say(f"fix   {plain(found.fix)}")
         say("next  agentctl run -- python my_agent.py")
         return 0 if detach else await _until_asked(client, asked)
+
+
+def _fleet(facts: dict[str, Any]) -> None:
+    """Who is declared, and every manifest of the operator's folder that was left out when it booted."""
+    if facts["declared"]:
+        _line("agents", f"{facts['declared']} declared")
+    for problem in facts["left_out"]:
+        _line("agents", f"left out: {problem}", "warn")
 
 
 def _line(name: str, text: str, status: str = "ok") -> None:
@@ -114,6 +123,8 @@ def status(as_json: bool) -> None:
         ("socket", place.control_socket()),
         ("home", native(facts["home"])),
         ("agents", agents),
+        *([("declared", facts["declared"])] if facts["declared"] else []),
+        *(("left out", one) for one in facts["left_out"]),
         *([("quarantine", _released(facts["quarantined"]))] if facts["quarantined"] else []),
         ("journal", f"{facts['journal']}  {facts['entries']:,} entries"),
         ("policy", _rules(facts["policy"])),
@@ -136,4 +147,4 @@ def _rules(policy: dict[str, Any]) -> str:
 
 async def _status() -> dict[str, Any]:
     async with connect() as client:
-        return await client.call(Status(), deadline=_TO_LOOK)
+        return await client.call(Status(), deadline=TO_LOOK)

@@ -75,6 +75,11 @@ def table(rows: Sequence[Sequence[object]], headings: Sequence[str] = ()) -> str
     return "\n".join(lines)
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """So many characters of it, the last one a sign that there was more."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def age(seconds: float) -> str:
     """`41s`, `9m`, `3h`, `12d`."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):

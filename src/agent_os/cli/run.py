@@ -1,7 +1,7 @@
-"""`agentctl run`: any command, or an author's own agent, isolated; in the foreground, or left running.
+"""`agentctl run`: any command, an author's own agent, or a manifest's, isolated; in the foreground, or left running.
 
-In: flags and a command, or `FILE.py[:NAME]`. Out: its own output and exit code; on stderr, at the end, what was refused
-and what it changed. 125 means we could not start it.
+In: flags and a command, `FILE.py[:NAME]`, or `FILE.agent.toml`. Out: its own output and exit code; on stderr, at the
+end, what was refused and what it changed. 125 means we could not start it.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from agent_os.abi.errors import ENOENT, EPIPE
 from agent_os.cli.changes import count, say, show, tell
@@ -28,6 +29,7 @@ _AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 # Of our environment the kernel gets what planning a run looks at, and nothing that could be a secret.
 _PASSED_ON = re.compile(r"PATH|HOME|LANG|LANGUAGE|TZ|TERM|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|PYENV_VERSION")
 _KILLED = 137
+_MANIFEST = (".agent.toml", ".agent.json")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -104,7 +106,7 @@ def run(
     no_tty: bool,
     quiet: bool,
 ) -> int:
-    """Run COMMAND, or the @agent function of FILE.py[:NAME], as an isolated agent.
+    """Run COMMAND, or the @agent function of FILE.py[:NAME], as an isolated agent; or the agent of FILE.agent.toml.
 
     It sees the current directory at its own path, /usr, its own program and nothing else of this machine. Its writes
     stay apart until you commit them; it reaches the network only where --net allows.
@@ -113,6 +115,7 @@ def run(
       agentctl run -- python my_agent.py
       agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
       agentctl run my_agent.py:digest
+      agentctl run crawler.agent.toml
     """
     if sys.platform != "linux":
         raise click.ClickException(
@@ -121,6 +124,8 @@ def run(
         )
     if not command:
         raise click.UsageError("no command was given: agentctl run -- python my_agent.py")
+    if command[0].endswith(_MANIFEST) and os.path.isfile(command[0]):
+        return _declared(command, detach, quiet)
     if commit + discard + keep + (snapshot is not None) > 1:
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
     from agent_os.cli import terminal  # not before: it needs Linux
@@ -149,6 +154,22 @@ def run(
         "allow_protected": allow_protected,
     }
     return _leave_running(order, quiet) if detach else _follow(order, quiet)
+
+
+def _declared(command: Sequence[str], detach: bool, quiet: bool) -> int:
+    """A manifest says all there is to say: flags beside it would be a second one."""
+    context = click.get_current_context()
+    own = {"command", "detach", "quiet", "no_tty"}
+    given = [one for one in context.params if context.get_parameter_source(one) is ParameterSource.COMMANDLINE]
+    flags = [param.opts[-1] for param in context.command.params if param.name in set(given) - own]
+    if flags or len(command) > 1:
+        what = ", ".join(flags) or " ".join(command[1:])
+        raise click.UsageError(f"{command[0]} says how its agent runs; {what} has no place beside it")
+    from pathlib import Path
+
+    from agent_os.cli.running import run_manifest
+
+    return run_manifest(Path(command[0]), detach=detach, quiet=quiet)
 
 
 def _budget(words: Sequence[str]) -> dict[str, int]:

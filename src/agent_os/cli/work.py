@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
@@ -89,12 +90,28 @@ class _Progress:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--patch", is_flag=True, help="Show the text of each change.")
+@click.option(
+    "-f",
+    "--file",
+    "manifests",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="Manifest, or directory: show what agentctl apply would change.",
+)
 @output_option
-def diff(name: str | None, patch: bool, as_json: bool) -> None:
+def diff(name: str | None, patch: bool, manifests: tuple[Path, ...], as_json: bool) -> None:
     """Show what an agent changed in its workspace.
 
-    NAME is the latest workspace of the current directory unless given.
+    NAME is the latest workspace of the current directory unless given. With -f: what declared agents would become.
     """
+    if manifests:
+        if name or patch:
+            raise click.UsageError("-f compares manifests with what is declared, and takes neither NAME nor --patch")
+        from agent_os.cli.fleet import differences
+
+        differences(manifests, as_json)
+        return
     found = ask("diff", name, patch=patch)
     changes = found.lists.get("changes", [])
     if as_json:

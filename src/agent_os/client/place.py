@@ -18,6 +18,18 @@ def home() -> Path:
     return Path(xdg) / "agent-os"
 
 
+def agents() -> Path | None:
+    """The folder whose manifests a kernel declares when it boots: `$AGENT_OS_AGENTS`, else in the XDG configuration. A
+    home that was chosen has none, unless it is named: nobody else's agents start there. It cannot be inside a home,
+    which no agent ever sees."""
+    if chosen := os.environ.get("AGENT_OS_AGENTS"):
+        return Path(chosen).absolute()
+    if os.environ.get("AGENT_OS_HOME"):
+        return None
+    xdg = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(xdg) / "agent-os" / "agents"
+
+
 def control_socket() -> Path:
     """`$AGENT_OS_SOCKET`; beside a home that was chosen; else in `$XDG_RUNTIME_DIR`, which is emptied at logout."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")

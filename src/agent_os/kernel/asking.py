@@ -72,7 +72,10 @@ def told(one: Approval) -> dict[str, Any]:
     """An approval as doors show it. `args` and all in them is what an agent wrote."""
     now = time.time_ns()
     plain = ("id", "digest", "wants", "syscall", "args", "origins", "capability", "rules", "reasons", "scopes", "guest")
-    facts = {name: getattr(one, name) for name in (*plain, "approvers", "created_seq", "decided_by", "scope", "note")}
+    facts = {
+        name: getattr(one, name)
+        for name in (*plain, "approvers", "created_seq", "decided_by", "scope", "note", "holds")
+    }
     return {
         **facts,
         "agent": one.agent.removeprefix(f"{NAMESPACE}/"),

@@ -25,11 +25,13 @@ async def boot(
     env: Mapping[str, str] | None = None,
     agents: bool = True,
     organisation: Path = ORGANISATION,
+    manifests: Path | None = None,
 ) -> Kernel:
     journal = Journal.open(store, home=home)  # verified before anything is believed
     policy = await _policy(journal, home, organisation)  # without its rules nothing runs
     # table, files, gate, signals, tools
     kernel = Kernel(store, journal, home=home, env=env or {}, auto=auto, policy=policy)
+    kernel.fleet.folder.place = manifests
     for tool in tools:  # before anything is settled: recovery may have to ask them
         kernel.tools.register(tool)
     about = frames.encode_body({"pid": os.getpid(), "entries": store.size()})
@@ -38,12 +40,19 @@ async def boot(
     await journal.record(kernel.governing.at_boot(), sync=True)
     if agents:
         # These need Linux; embedding programs do not.
-        from agent_os.kernel import asking, auditing, granting, operator, rules, safe
+        from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe
+        from agent_os.kernel.goals import desk
+        from agent_os.kernel.supervisor import bonds, doors, looking
 
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
-        for door in (operator, auditing, safe, asking, granting, rules):
+        for door in (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health):
             kernel.operations = {**kernel.operations, **door.PREPARE}
     await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
+    kernel.scheduler.stir()  # goals that wait go on waiting, or start
+    if agents:
+        await kernel.fleet.spawned.leave_no_orphans()
+        await kernel.fleet.folder.scan()  # the operator's manifests; what is broken is left out
+        kernel.fleet.open()  # whoever a manifest declares is started, in the order of their needs
     kernel.start(kernel.governing.watch())  # a changed policy file is in force a moment later
     kernel.start(kernel.governing.watch_covers())  # what is covered stays so, or whoever would see it ends
     return kernel

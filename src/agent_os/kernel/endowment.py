@@ -16,12 +16,13 @@ from agent_os.kernel import guest, plan
 from agent_os.kernel.authority.authority import Authority
 from agent_os.kernel.authority.capability import ACTIONS, Capability
 from agent_os.kernel.authority.handles import Holdings
-from agent_os.kernel.authority.labels import Folder, is_declared, of_mount
+from agent_os.kernel.authority.labels import Folder, is_declared
+from agent_os.kernel.authority.labels import of_mount as label_of
 from agent_os.kernel.authority.patterns import Flaw, compiled
 from agent_os.kernel.authority.policy.rules import SourceRule
 from agent_os.kernel.opened import Mounted
-from agent_os.kernel.spawning import MOST_GENERATIONS
-from agent_os.kernel.table import Agent, Ended
+from agent_os.kernel.supervisor.admission import MOST_GENERATIONS
+from agent_os.kernel.table import Agent, Ended, as_file
 from agent_os.kernel.workspace import Workspace
 
 MOUNT = "mount"  # where such a handle comes from
@@ -54,7 +55,7 @@ def endow(
             parent.delegate(one, held, origin="spawn")
         else:
             held.grant(one, "operator")
-    for one in (_work(), *map(_of, wanted.mounts)):
+    for one in (_work(), *map(of_mount, wanted.mounts)):
         if parent:
             _hand_on(parent, held, one)
         else:
@@ -71,11 +72,12 @@ def surround(authority: Authority, agent: Agent, wanted: plan.Order) -> list[Put
     if wanted.project:
         seen.append((_WORK, str(wanted.project), wanted.mode == "bind"))
         if wanted.mode == "overlay":
-            own.append(Folder(_layer(agent.name), reads=False, writes=True))
+            # One that lived before goes on with what it wrote then, also where its manifest gives it a new beginning.
+            own.append(Folder(_layer(as_file(agent.id)), reads=wanted.again, writes=True))
     if wanted.origin:
         own.append(Folder(_layer(wanted.origin.agent), reads=True, writes=False))
     folders = [Folder(os.path.realpath(source), not is_declared(at, sources), rw) for at, source, rw in seen]
-    return authority.labels.surround(agent.id, [*folders, *own], (of_mount(at, sources) for at, _, _ in seen))
+    return authority.labels.surround(agent.id, [*folders, *own], (label_of(at, sources) for at, _, _ in seen))
 
 
 def _is_named(at: str, sources: Sequence[SourceRule]) -> bool:
@@ -116,9 +118,9 @@ def begin(agent: Agent, wanted: plan.Order, end: End) -> Life:
         wanted = replace(wanted, project=None, mode="tmpfs", origin=None, snapshot=None)
     mounts: list[guest.Mount] = []
     for mount in wanted.mounts:
-        if holds(_of(mount)):
+        if holds(of_mount(mount)):
             mounts.append(mount)
-        elif mount.rw and holds(_of(replace(mount, rw=False))):
+        elif mount.rw and holds(of_mount(replace(mount, rw=False))):
             mounts.append(replace(mount, rw=False))
     return Life(replace(wanted, mounts=tuple(mounts)), mounted)
 
@@ -127,7 +129,7 @@ def _work() -> Capability:
     return Capability("file", compiled("file", f"{_WORK}/**"), ACTIONS["file"], _FAMILY)
 
 
-def _of(mount: guest.Mount) -> Capability:
+def of_mount(mount: guest.Mount) -> Capability:
     """A directory's is all below it; stars in its name are letters."""
     path = mount.at.rstrip("/")
     stars = frozenset(at for at, char in enumerate(path) if char == "*")

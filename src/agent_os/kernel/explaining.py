@@ -15,7 +15,8 @@ import msgspec
 from agent_os.abi.entries import Entry, Kind, Verdict
 from agent_os.abi.errors import BY_NUMBER as BY_ERROR
 from agent_os.abi.errors import EAPPROVAL, EBUDGET, EINVAL, EIO, ENOENT, ENOSYS, EPERM, EPOLICY, AgentOSError
-from agent_os.abi.syscalls import BY_NAME, BY_NUMBER, Effect
+from agent_os.abi.syscalls import BY_NAME, BY_NUMBER, Effect, Spawn
+from agent_os.kernel import spawning
 from agent_os.kernel.authority.capability import Capability, missing
 from agent_os.kernel.authority.constraints import Argument
 from agent_os.kernel.authority.handles import Handle
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 _LATER = frozenset({"ipc", "llm", "shell"})  # kinds whose door comes with the bus, the models, the tools
 STEPS = ("identify", "capability", "policy", "labels", "budget", "approval")
+SPAWN_STEPS = (
+    *("caller", "manifest", "grant", "role", "place", "agency", "ceiling"),
+    *("policy", "budget", "approval", "sandbox"),
+)
 _GO, _ASK, _NO, _NOT_REACHED = "go on", "ask", "refuse", "not reached"
 # The call that such an act would be, and what it does to the world.
 _CALLS: Mapping[tuple[str, str], tuple[str, Effect]] = {
@@ -68,6 +73,54 @@ def act(kernel: "Kernel", agent: Agent, wanted: Capability) -> dict[str, Any]:
         if "missing" in told:
             told |= _grant(agent.name, [_least(need, wanted) for need in _not_held(agent, needs, deed.facts)])
     return told
+
+
+def child(kernel: "Kernel", agent: Agent, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """May it spawn that now? The steps of admission, of which the gate's are some."""
+    rows: list[dict[str, Any]] = []
+    problem = asked = None
+    try:
+        _identify(agent, ())
+        asked = spawning.understood(kernel, agent, Spawn(manifest=dict(manifest)))
+    except AgentOSError as error:
+        problem = error
+    before = int(cast("int", problem.detail.get("step", 2))) if problem else len(SPAWN_STEPS)
+    if asked is not None:
+        marks = Marks()
+        marks.dry = True
+        deed = Act(Done, asked.needs, effect=Effect.VERIFIABLE)
+        op = BY_NAME["SYS_SPAWN"].number
+        passing = Passing(agent, Asked(op, b"\x80"), lambda body, error: None, deed, marks=marks)
+        before, problem = _walk_on(kernel, passing, asked)
+    for number, name in enumerate(SPAWN_STEPS, 1):
+        answer = _GO if number < before or problem is None else _NOT_REACHED
+        row = _refused(1, problem) if problem is not None and number == before else _row(1, answer)
+        rows.append({**row, "step": number, "name": name})
+    verdict = "allow" if problem is None else _ASK if isinstance(problem, EAPPROVAL) else "refuse"
+    what = f"spawn {asked.manifest.id if asked else manifest.get('name', '')}".strip()
+    told: dict[str, Any] = {"verdict": verdict, "what": what, "agent": agent.name, "steps": rows}
+    if asked is not None:
+        told["clamped"] = [one._asdict() for one in asked.clamped]
+    return told | _why(agent.name, problem) if problem is not None else told
+
+
+def _walk_on(kernel: "Kernel", passing: Passing, asked: spawning.Understood) -> tuple[int, AgentOSError | None]:
+    """From the policy on: the step that refuses, and why."""
+    steps, agent = kernel.gate.steps, cast("Agent", passing.caller)
+    checks: Sequence[tuple[int, Callable[[], object]]] = (
+        (3, lambda: kernel.gate.weighing.hold(passing)),
+        (8, lambda: steps.policy.check(passing)),
+        (8, lambda: steps.labels.check(passing)),
+        (9, lambda: steps.budget.check(passing)),
+        (10, lambda: steps.approval.check(passing)),
+        (11, lambda: spawning.require_walls(kernel, agent, asked)),
+    )
+    for number, check in checks:
+        try:
+            check()
+        except AgentOSError as error:
+            return number, error
+    return len(SPAWN_STEPS), None
 
 
 def _walk(kernel: "Kernel", passing: Passing) -> tuple[list[dict[str, Any]], AgentOSError | None]:

@@ -40,7 +40,7 @@ from agent_os.kernel.passing import (
     step_of,
     unclear,
 )
-from agent_os.kernel.table import Caller
+from agent_os.kernel.table import Agent, Caller
 from agent_os.kernel.telling import NOTHING_SAID
 from agent_os.kernel.weighing import Weighing
 
@@ -84,6 +84,8 @@ class Gate:
     ) -> Passing:
         """As `enter`, for what a door of the kernel understood by itself: a connection, not a syscall."""
         passing = Passing(caller, Asked(op, raw, request=request), answer, act)
+        if isinstance(caller, Agent) and caller.watch:
+            caller.watch.stir()
         if caller.quarantined:
             self._answering.refuse(passing, IDENTIFY, quarantined())
         else:
@@ -155,6 +157,7 @@ class Gate:
         """Without a task and without holding anything. Its own deadline still counts."""
         self.steps.budget.release(passing, parks=True)
         passing.parked = True
+        _stands_still(passing.caller, True)
         passing.opens(Parked(self, passing))
         if passing.asked.deadline is not None:
             loop = asyncio.get_running_loop()
@@ -162,6 +165,7 @@ class Gate:
 
     def _unpark(self, passing: Passing) -> None:
         passing.parked = False
+        _stands_still(passing.caller, False)
         passing.closes()
         if passing.timer:
             passing.timer.cancel()
@@ -283,3 +287,9 @@ class Parked:
 
     async def close(self) -> None:
         self._gate.revoke(self._passing)
+
+
+def _stands_still(caller: Caller, waits: bool) -> None:
+    """While a person is asked, no time passes for whoever asked."""
+    if isinstance(caller, Agent) and (watch := caller.watch):
+        (watch.wait if waits else watch.go_on)()

@@ -9,6 +9,7 @@ that cannot be understood change nothing but the alarm. Decides about no call: t
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,7 +35,8 @@ from agent_os.kernel.authority.ruling import KEPT, Policies, below, forbidden, r
 from agent_os.kernel.calls import Need
 from agent_os.kernel.hiding import Covered, Place, uncovered
 from agent_os.kernel.journal import Draft
-from agent_os.kernel.table import Agent, Ended, qualified
+from agent_os.kernel.supervisor import restrictions
+from agent_os.kernel.table import Agent, Ended, Party, as_file, from_file, qualified
 from agent_os.kernel.workspace import Workspaces
 from agent_os.kernel.workspace.changes import Change
 
@@ -220,9 +222,12 @@ class Governing:
     async def watch_covers(self) -> None:
         """For ever: what covers a file stays with that file, and so does not cover one that somebody outside puts in
         its place (editors and credential helpers save that way). A live mount cannot be mended, so that ends it."""
+        took = 0.0  # seconds: among thousands, looking takes a small part of the time at most
         while True:
-            await asyncio.sleep(_LOOK_COVERS_S)
+            await asyncio.sleep(max(_LOOK_COVERS_S, 200 * took))
+            began = time.perf_counter()
             watched = [(agent, found) for agent in self._kernel.table.alive() if (found := _watched(agent))]
+            took = time.perf_counter() - began
             for agent, fallen in await asyncio.to_thread(_fallen, watched) if watched else ():
                 await self._end_mounted(agent, fallen, "what a rule forbids was replaced, and is not covered any more")
 
@@ -272,32 +277,57 @@ class Governing:
 
     def _uncovered(self, agent: Agent, now: Policy) -> list[str]:
         order = _order(agent)
-        return uncovered(_covers(now, agent.names, _places(order), order), order.covers) if order else []
+        return uncovered(_covers(now, agent.parties, _places(order), order), order.covers) if order else []
 
     # What an agent's project says.
 
     async def begin(self, agent: Agent, project: Path | None, *, again: bool) -> None:
         """An agent is about to start: what its project says holds from its first moment, and over all its lives, since
         an agent may be able to write there. A child is bound by what binds its parent. EINVAL with file and line: it
-        does not start."""
-        policies, puts = self.policies, list[Put]()
+        does not start. So does what its manifest takes away, as that is today."""
+        policies, kept = self.policies, self._kernel.store.get(KEPT, agent.id)
+        project = project or self._declared_in(agent)
         try:
-            if again:
-                policies.keep(agent.id, await asyncio.to_thread(self._kept, agent.id, project))
-            elif agent.parent:
-                policies.keep(agent.id, policies.own(agent.parent))
-                puts = _copied(self._kernel.store.get(KEPT, agent.parent), agent.id)
-            elif project:
-                texts, files = await asyncio.to_thread(self._read, project)
+            above, own = await asyncio.to_thread(self._said, agent, project, again)
+            files = await asyncio.to_thread(loading.of_project, own, str(project), self._kernel.tools.classes())
+            if agent.parent and not again:
+                files = (*policies.own(agent.parent), *files)
+            if again or (agent.parent and not self._has_own_project(agent)):  # found good before
+                policies.keep(agent.id, files)
+            else:
                 policies.add(agent.id, files)
-                puts = [Put(KEPT, agent.id, _encode(texts))] if texts else []
         except EINVAL as error:
             await self._kernel.journal.record(broken(agent.id, error, "project"), sync=True)
             raise
-        if policies.own(agent.id):
+        texts = [*above, *own]
+        now = _encode(texts) if texts else None
+        if files or now != kept:
             draft = self.loaded(policies.of(agent.id), "project")
             draft.agent, draft.inc = agent.id, agent.incarnation
-            await self._kernel.journal.record(draft, puts=puts)
+            await self._kernel.journal.record(draft, puts=[Put(KEPT, agent.id, now)] if now != kept else [])
+
+    def _said(self, agent: Agent, project: Path | None, again: bool) -> tuple[list[Text], list[Text]]:
+        """What binds it beside the common policy: what its parent is bound by, and what is its own: of its project, and
+        of its manifest. Whoever is spawned works in its parent's project; whoever is declared has one, and obeys it."""
+        mine, manifest = restrictions.name_of(agent), restrictions.texts(agent)
+        if again:
+            return [], [*(one for one in self._texts_of(agent.id) if one.name != mine), *manifest]
+        above = [one for one in self._texts_of(agent.parent) if one.name != mine] if agent.parent else []
+        read = loading.texts_of(project) if project and self._has_own_project(agent) else []
+        return above, [*(one for one in read if one not in above), *manifest]
+
+    def _has_own_project(self, agent: Agent) -> bool:
+        spec = self._kernel.fleet.spec(agent.id)
+        return agent.parent is None or (spec is not None and not spec.spawned)
+
+    def _declared_in(self, agent: Agent) -> Path | None:
+        """Of one that has no project to work in: its manifest has one all the same, and chooses no way round it."""
+        spec = self._kernel.fleet.spec(agent.id)
+        return Path(spec.base) if spec and not spec.spawned else None
+
+    def _texts_of(self, agent_id: str) -> list[Text]:
+        kept = self._kernel.store.get(KEPT, agent_id)
+        return _texts(kept) if kept else []
 
     def _read(self, project: Path) -> tuple[list[Text], tuple[PolicyFile, ...]]:
         texts = loading.texts_of(project)
@@ -318,8 +348,8 @@ class Governing:
         policy = self.policies.of(agent_id)
         if order.project and not self.policies.own(agent_id):
             policy = below(self._read(order.project)[1], policy)
-        places = self._places(agent_id.rpartition("/")[2], order)
-        return _covers(policy, self._kernel.table.names(agent_id), places, order)
+        places = self._places(as_file(agent_id), order)
+        return _covers(policy, self._kernel.table.parties(agent_id), places, order)
 
     def _places(self, name: str, order: "Order") -> list[Place]:
         """Where its files come from: mounts, project, and the layers of an earlier run that lie over that."""
@@ -336,9 +366,9 @@ class Governing:
         """What the rules say of a change that is to be written to a project: refused, or only if a person says so. By
         the policy of today, which a project's own files are part of."""
         policy = below(self._read(project)[1], self.policies.current.policy)
-        names = self._kernel.table.names(qualified(name, strict=False))
+        parties = self._kernel.table.parties(qualified(from_file(name), strict=False))
         others = OtherNames(project, _restricted(policy))
-        return partial(_protected, others) if policy.silent else partial(_judged, policy, names, others)
+        return partial(_protected, others) if policy.silent else partial(_judged, policy, parties, others)
 
 
 async def _all(deeds: Iterable[Awaitable[None]]) -> None:
@@ -386,17 +416,13 @@ def _places(order: "Order") -> list[Place]:
     return places
 
 
-def _copied(kept: bytes | None, agent: str) -> list[Put]:
-    return [Put(KEPT, agent, kept)] if kept else []
-
-
-def _covers(policy: Policy, names: Sequence[str], places: Sequence[Place], order: "Order") -> tuple[Covered, ...]:
+def _covers(policy: Policy, parties: Sequence[Party], places: Sequence[Place], order: "Order") -> tuple[Covered, ...]:
     """What is not to be read, wherever that is; and what is not to be written or removed, where nobody is asked before
     the host has it: changes in an overlay are judged when they are committed."""
     found: list[Covered] = []
     for action, how in _WAYS.items():
         if patterns := policy.forbids(action) if how == "hide" or order.writable else ():
-            some = hiding.covered(places, _forbids(policy, names, action), patterns, how)
+            some = hiding.covered(places, _forbids(policy, parties, action), patterns, how)
             found += [one for one in some if how == "hide" or _within(one.path, order.writable)]
     return hiding.together(found)
 
@@ -414,12 +440,12 @@ def _fallen(watched: Sequence[tuple[Agent, Sequence[Covered]]]) -> list[tuple[Ag
     return [(agent, paths) for agent, paths in found if paths]
 
 
-def _forbids(policy: Policy, names: Sequence[str], action: str) -> hiding.Forbids:
+def _forbids(policy: Policy, parties: Sequence[Party], action: str) -> hiding.Forbids:
     def forbids(path: str, folds: bool) -> bool:
         need = Need("file", action, path)
         if folds and not policy.sees_case(need):
             return False
-        found = forbidden(policy, names, need, folds=folds)
+        found = forbidden(policy, parties, need, folds=folds)
         return found is not None and found.effect is Effect.FORBID
 
     return forbids
@@ -437,7 +463,7 @@ def _hides(policy: Policy, agent: Agent, host: str) -> bool:
 
 def _forbidden(policy: Policy, agent: Agent, need: Need, facts: Mapping[str, Any]) -> bool:
     """Whether a rule forbids it in so many words."""
-    found = forbidden(policy, agent.names, need, facts)
+    found = forbidden(policy, agent.parties, need, facts)
     return found is not None and found.effect is Effect.FORBID
 
 
@@ -456,15 +482,16 @@ def _protected(others: OtherNames, change: Change) -> Change:
     return replace(change, protected=True) if not change.protected and others.is_protected(change.path) else change
 
 
-def _judged(policy: Policy, names: Sequence[str], others: OtherNames, change: Change) -> Change:
+def _judged(policy: Policy, parties: Sequence[Party], others: OtherNames, change: Change) -> Change:
     if change.refused:
         return change
     action = "delete" if change.kind == "delete" else "write"
     target, *more = others.of(change.path)
-    found = [policy.decide(name, "", Need("file", action, target)) for name in names]
+    found = [policy.decide(name, role, Need("file", action, target)) for name, role in parties]
     for path in (target, *more):
-        found += filter(None, (policy.restricted(name, "", Need("file", action, path)) for name in names))
-        found += filter(None, [forbidden(policy, names, Need("file", "read", path))])
+        need = Need("file", action, path)
+        found += filter(None, (policy.restricted(name, role, need) for name, role in parties))
+        found += filter(None, [forbidden(policy, parties, Need("file", "read", path))])
     decision = strictest(found)
     if decision.effect is Effect.FORBID:
         where = f" ({decision.where})" if decision.where else ""

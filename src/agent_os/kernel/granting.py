@@ -157,11 +157,13 @@ def _number(text: str) -> int:
 
 def _explain(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     request = cast("abi.Explain", asked.request)
-    if bool(request.seq) == bool(request.capability):
-        raise EINVAL("body", "OP_EXPLAIN takes an entry, or an agent and a capability")
+    if [bool(request.seq), bool(request.capability), bool(request.manifest)].count(True) != 1:
+        raise EINVAL("body", "OP_EXPLAIN takes an entry, or an agent and a capability or a manifest")
     if request.seq:
         return Act(lambda: Done(explaining.entry(kernel, request.seq)))
     agent = kernel.table.find(request.agent)
+    if request.manifest:
+        return Act(lambda: Done(explaining.child(kernel, agent, request.manifest)))
     wanted = capability.parse(request.capability)
     return Act(lambda: Done(explaining.act(kernel, agent, wanted)))
 

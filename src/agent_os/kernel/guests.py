@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EBUSY, EINVAL, EISOLATION, ESRCH, AgentOSError
-from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.abi.states import ExitClass
 from agent_os.abi.text import native
 from agent_os.drivers.store import Put
 from agent_os.kernel import endowment, orders, plan, process, programs, safe
@@ -36,7 +36,7 @@ from agent_os.kernel.pumps import Pipes, Pumps
 from agent_os.kernel.records import Records
 from agent_os.kernel.running import Follower, Run
 from agent_os.kernel.settling import Settled, ending, settle
-from agent_os.kernel.table import Actor, Agent, AgentKind, Ended, qualified
+from agent_os.kernel.table import OURS, Actor, Agent, AgentKind, Ended, as_file, qualified
 from agent_os.kernel.workspace import Workspaces, new_name
 from agent_os.sandbox.spawner import Launcher, SandboxError
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 log = logging.getLogger("agent_os.guests")
-_RESERVED = "kernel"  # its log would be ours
 _OVERTAKEN = "policy.changed"
 _MOST_MISSED = 3
 
@@ -68,7 +67,8 @@ class Guests:
 
     @property
     def busy(self) -> bool:
-        return self._under_way > 0 or any(agent.kind != "context" for agent in self._kernel.table.alive())
+        alive = any(agent.kind != "context" for agent in self._kernel.table.alive())
+        return self._under_way > 0 or alive or self._kernel.fleet.busy or self._kernel.scheduler.busy
 
     def of(self, agent: Agent) -> Run:
         if not isinstance(agent.running, Run) or agent.exit:
@@ -99,23 +99,30 @@ class Guests:
         caps: Sequence[str] = (),
         input: Any = None,
         follower: Follower | None = None,
+        lived: bool | None = None,
+        anew: bool = False,
+        puts: Sequence[Put] = (),
         place: Callable[[], None] = lambda: None,
         confirm: Callable[[], None] = lambda: None,
     ) -> Agent:
         """A running agent, or an error and nothing left of it. Cancelled: the same. An order that has been carried out
-        before continues: the same workspace, and whoever followed follows on. Whoever wants it may raise an error, with
-        nothing awaited between that and what it is asked about: that it gets a row, that its process is made."""
+        before continues: the same workspace, and whoever followed follows on. `lived`: whether it was, if the order
+        does not tell; `anew`: it is given something else than before; `puts`: what the store must hold with it. Whoever
+        wants it may raise an error, with nothing awaited between that and what it is asked about: that it gets a row,
+        that its process is made."""
         kernel, written = self._kernel, orders.read(order)
         here = orders.host_of(written, self.home)
         parsed = orders.parse(written, here)
         wanted = programs.order(parsed, written)
+        kernel.fleet.folder.require_elsewhere(wanted.written)
         name = name or written.name or new_name(native(written.file) if written.file else plan.title(wanted.argv))
-        again = written.kind != ""
+        again = written.kind != "" if lived is None else lived
+        held = again and not anew
         pinned = orders.pinned(order, parsed)
-        if again or parent:  # else it is an operator's, and says where for the first time
+        if held or lived is not None or parent:  # else it is an operator's, and says where for the first time
             orders.require_unmoved(order, pinned)
         given = {"caps": [*caps] or written.caps, "input": written.input if input is None else input}
-        granted = [] if again else [require_endpoint(capability.parse(text)) for text in given["caps"]]
+        granted = [] if held else [require_endpoint(capability.parse(text)) for text in given["caps"]]
         doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name)
         program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"])
         place()
@@ -123,7 +130,7 @@ class Guests:
         agent.order = {**pinned, **given, "kind": agent.kind, "parent": agent.parent}
         agent.program = program
         agent.named_hosts = named(wanted.net, doors)
-        if not again and agent.parent is None:
+        if not held and agent.parent is None:
             granted += net_granted(wanted.net, doors)
         if follower:
             self._followers[agent.id] = follower
@@ -131,14 +138,16 @@ class Guests:
         self._under_way += 1
         mounted: Sequence[Mounted] = ()
         try:
-            puts = [] if again else endowment.endow(kernel.authority, agent, granted, wanted, written.budget)
+            if not held:
+                puts = [*puts, *endowment.endow(kernel.authority, agent, granted, wanted, written.budget)]
             kernel.authority.live(agent.id, written.spawned)
             life = endowment.begin(agent, parsed, kernel.end)
             mounted = life.mounted
             wanted = replace(programs.order_in_what_is_left(life.order, parsed, written), again=again, routes=doors)
             wanted = await asyncio.to_thread(plan.complete, wanted, here)
             puts = [*puts, *endowment.surround(kernel.authority, agent, wanted)]
-            await kernel.governing.begin(agent, wanted.project, again=again)
+            await kernel.governing.begin(agent, wanted.project, again=held)
+            wanted = kernel.watching.shaped(agent, wanted)
             run = await self._spawn_covered(agent, wanted, here, written, puts, confirm)
             run.mounted = mounted
         except BaseException as problem:
@@ -157,17 +166,19 @@ class Guests:
         told = f"not started{' again' if again else ''}: {reason}"
         if again:
             self.notice(agent, told)
+        self._kernel.fleet.not_started(agent, problem)
         await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, told))
         if not again:
             self._kernel.table.forget(agent)
         await self.give_up(agent.id)
 
     def _admit(self, name: str, kind: AgentKind, parent: str | None, again: bool) -> Agent:
-        if name == _RESERVED:
+        if name in OURS:
             raise EINVAL("agent.name", f"{name!r} is ours", hint="choose another name")
         self._kernel.check_admission(qualified(name))
+        self._kernel.fleet.require_own(qualified(name))
         if not again:
-            Workspaces(self.home).require_free(name)
+            Workspaces(self.home).require_free(as_file(name))
         return self._kernel.table.admit(name, kind, parent=parent)
 
     async def _spawn_covered(
@@ -235,9 +246,10 @@ class Guests:
         pipes = Pipes(plain=wanted.tty is None, fed=follower is not None)
         ours, theirs = socket.socketpair() if agent.kind == "native" else (None, None)
         try:
-            launcher = await self._launcher(wanted, records, agent.name)
+            name = as_file(agent.id)
+            launcher = await self._launcher(wanted, records, name)
             fd = theirs.fileno() if theirs else None
-            guest = await process.start(wanted, pipes.theirs, here, launcher, records, agent.name, fd, confirm)
+            guest = await process.start(wanted, pipes.theirs, here, launcher, records, name, fd, confirm)
         except BaseException:
             pipes.give_up()
             if ours:
@@ -262,12 +274,12 @@ class Guests:
         guest.asking = asking = Outward(self._kernel, agent)
         guest.doors = safe.doors(self._kernel, agent, guest.order.routes, asking)
         guest.before_connecting = lambda: self._allow_connection(agent)
-        output = Output(self.home, agent.name)
+        output = Output(self.home, as_file(agent.id))
         kill = guest.strike if guest.order.tty else None  # the second Ctrl-C at its terminal, without any reaction
         pumps = Pumps(pipes, output, follower.stream if follower else None, kill)
         agent.isolation = guest.process.ready.level
         agent.running = run = Run(agent, guest, pumps, output)
-        agent.become(Incarnation.RUNNING)
+        self._kernel.watching.begin(agent, run)  # it runs, or once it is ready
         pumps.start()
         run.task = self._kernel.start(self._live(run, written))
         return run
@@ -331,6 +343,7 @@ class Guests:
         self._under_way += 1
         try:
             outcome = await run.outcome()
+            self._kernel.watching.end(agent)
             for one in run.mounted:
                 one.ended()
             self._last[agent.id] = (outcome, written)
@@ -339,17 +352,14 @@ class Guests:
             except AgentOSError as error:  # the journal has failed; whoever follows must hear of the end all the same
                 log.error("the end of %s is not recorded: %s", agent.name, error)
             await asyncio.sleep(0)  # if it is to live again, it does now
-            if self._newest(agent) is agent:
+            if self._kernel.table.row(agent.id) is agent and not agent.lasting:
                 self._last.pop(agent.id, None)
                 await self._settle(agent.id, outcome, written)
         finally:
+            self._kernel.watching.end(agent)
             run.output.close()
             self._under_way -= 1
             self.on_end()
-
-    def _newest(self, agent: Agent) -> Agent | None:
-        """The row of its id, which may be of a later life by now."""
-        return next((one for one in self._kernel.table if one.id == agent.id), None)
 
     async def _settle(self, agent_id: str, outcome: Outcome, written: orders.Written) -> None:
         try:
@@ -375,7 +385,7 @@ class Guests:
         """Whoever ran it in the foreground is gone: so is it, when this returns."""
         self._followers.pop(agent.id, None)
         end = self._ends.pop(agent.id, None)
-        newest = self._newest(agent)
+        newest = self._kernel.table.row(agent.id)
         if newest and not newest.exit:
             run = newest.running if isinstance(newest.running, Run) else None  # None: between two lives
             if run:
@@ -392,6 +402,7 @@ class Guests:
     async def close(self) -> None:
         """Everything that runs is ended, and does not live again; the launcher goes."""
         self._kernel.halting = True
+        await self._kernel.fleet.closed()
         runs = [one.running for one in self._kernel.table if isinstance(one.running, Run)]
         for run in runs:
             if not run.agent.exit:

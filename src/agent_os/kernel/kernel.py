@@ -34,6 +34,7 @@ from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.checkpoints import Checkpoints
 from agent_os.kernel.connection import Connection
 from agent_os.kernel.gate import Again, Gate
+from agent_os.kernel.goals.scheduler import Scheduler
 from agent_os.kernel.governing import Governing
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.lives import Lives
@@ -41,7 +42,10 @@ from agent_os.kernel.passing import QUARANTINE, RECORD, Passing, Steps, offence
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
 from agent_os.kernel.sleeps import Sleeps
-from agent_os.kernel.table import Agent, Caller, Ended, Table
+from agent_os.kernel.supervisor.bonds import Bonds
+from agent_os.kernel.supervisor.fleet import Fleet
+from agent_os.kernel.supervisor.watching import Watching
+from agent_os.kernel.table import Agent, Caller, Ended, Table, bare
 from agent_os.kernel.tooling import Tools
 from agent_os.kernel.vfs import Vfs
 
@@ -84,9 +88,13 @@ class Kernel:
         self.governing = Governing(self)
         self.gate = self._gate()
         self.signals = Signals(self)
+        self.bonds = Bonds(self)
         self.sleeps = Sleeps(journal)
         self.checkpoints = Checkpoints(self)
         self.recovery = Recovery(self)
+        self.fleet = Fleet(self)
+        self.watching = Watching(self)
+        self.scheduler = Scheduler(self)
         self.lives = lives = Lives(self)
         # What everybody asks of a life is asked of the kernel.
         self.adopt, self.furnish, self.greet, self.notice = lives.adopt, lives.furnish, lives.greet, lives.notice
@@ -145,6 +153,8 @@ class Kernel:
 
     def enter(self, caller: Caller, asked: Asked, answer: Answer) -> Passing | None:
         replay = self.lives.replays.get(caller.id)
+        if isinstance(caller, Agent) and caller.watch:
+            answer = caller.watch.call(asked, answer, replayed=replay is not None)
         if replay is not None:
             replay.call(asked, answer)
             return None
@@ -238,6 +248,8 @@ class Kernel:
         try:
             if not agent.exit:
                 await self.end(agent, Ended(ExitClass.POLICY, -1, reason))
+            else:
+                await self.fleet.condemn(agent.id, reason)
         finally:
             await self.authority.closed(stripped, lasting=False)  # mounts went with the process
 
@@ -247,10 +259,11 @@ class Kernel:
         for agent in self.table:
             if agent.id == agent_id:
                 agent.quarantined = False
+        await self.fleet.release(agent_id)
 
     def check_admission(self, agent_id: str) -> None:
         if reason := self.store.get(QUARANTINE, agent_id):
-            hint = f"agentctl release {agent_id.rpartition('/')[2]}"
+            hint = f"agentctl release {bare(agent_id)}"
             raise EPERM("quarantined", f"{agent_id} is quarantined: {reason.decode()}", hint=hint)
 
     def panic(self, reason: str, agent: str | None = None) -> None:
@@ -290,6 +303,7 @@ class Kernel:
         ended = Ended(ExitClass.LOST, -1, "the kernel was stopped")
         for agent in self.table.alive():
             agent.fate = agent.fate or ended  # however it answers to being asked
+        await self.fleet.shut(grace_s)
         await self._ask_to_end(grace_s)
         await asyncio.gather(*(self.end(one, ended) for one in self.table.alive()), return_exceptions=True)
         self.ended.set()

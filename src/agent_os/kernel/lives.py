@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
@@ -32,6 +33,7 @@ from agent_os.kernel.opened import is_held
 from agent_os.kernel.recovery import unhurried
 from agent_os.kernel.replay import Delivery, Replay, deliveries
 from agent_os.kernel.signals import gone
+from agent_os.kernel.supervisor.watching import waiting
 from agent_os.kernel.table import Agent, Caller, Ended, qualified
 from agent_os.kernel.views import mount_views
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 _TO_START, _TO_BE_HEARD = 30.0, 1.0  # seconds
+_MOST_FAILURE = 500  # characters of what an agent says went wrong: people and other agents are told
 log = logging.getLogger("agent_os.kernel")
 
 
@@ -69,8 +72,9 @@ class Lives:
             agent.line = connection
             if "checkpoint" in hello.features:
                 self._kernel.checkpoints.keep(agent)
-            if replay.total:
-                asyncio.get_running_loop().call_soon(replay.start)  # after its WELCOME
+            self._kernel.watching.greeted(agent, hello.features)
+            # After its WELCOME.
+            asyncio.get_running_loop().call_soon(replay.start if replay.total else partial(bonds.resume, agent))
             return agent
 
         def lost(connection: Connection, fault: AgentOSError | None) -> None:
@@ -81,7 +85,7 @@ class Lives:
                     self.end(agent, Ended(ExitClass.ERROR, -1, f"it broke the rules of the wire: {fault}"))
                 )
 
-        replay = self._replay(agent, line)
+        bonds, replay = self._kernel.bonds, self._replay(agent, line)
         agent.detail = "replaying" if replay.total else ""
         if replay.total:
             self.replays[agent.id] = replay
@@ -129,9 +133,10 @@ class Lives:
         agent.detail = "replaying"
         with self._being_read(agent):
             await self._recovery.settle_before(agent)
-        while self._recovery.parked(agent.id) and not agent.exit:
-            agent.detail = "parked"
-            await self._recovery.resolved.wait()
+        with waiting(agent):
+            while self._recovery.parked(agent.id) and not agent.exit:
+                agent.detail = "parked"
+                await self._recovery.resolved.wait()
         agent.detail = ""
 
     def furnish(self, agent: Agent) -> None:
@@ -172,10 +177,13 @@ class Lives:
             self.replays.pop(agent.id, None)
             if agent.line:
                 agent.line.push("notice", {"type": "live"})
+            if agent.watch:
+                agent.watch.live()
             for asked, answer in held:
                 self._kernel.enter(agent, asked, answer)
             for body, label in replay.later:
                 self.notice(agent, body, label)
+            self._kernel.bonds.resume(agent)
 
         def differs(error: AgentOSError) -> None:
             self.replays.pop(agent.id, None)
@@ -248,7 +256,7 @@ class Lives:
         """A process that is still being made can be neither killed nor found to be gone."""
         try:
             async with asyncio.timeout(_TO_START):
-                while agent.life is Incarnation.STARTING and agent.kind != "context" and not agent.exit:
+                while agent.running is None and agent.life is Incarnation.STARTING and _has_process(agent):
                     await asyncio.sleep(0.01)
         except TimeoutError:
             raise EBUSY("agent.starting", f"{agent.name} is still being started", hint="try again") from None
@@ -268,11 +276,22 @@ class Lives:
         ended = replace(ended, label=self._kernel.authority.labels.of(agent.id))
         asked_to_end = self._signals.forget(agent)
         self._kernel.checkpoints.forget(agent)
-        lasting = self._starts_again(agent, ended) and not asked_to_end  # a crash is no way out of a SIGTERM
-        puts = [] if lasting else self._buried(agent.id)
+        verdict = self._kernel.fleet.ended(agent, ended, asked=asked_to_end)
+        ended = verdict.ended if verdict else ended
+        # A crash is no way out of a SIGTERM.
+        lasting = verdict.again if verdict else self._starts_again(agent, ended) and not asked_to_end
+        farewell = self._kernel.bonds.farewell(agent, ended)  # before what it holds is taken back
+        for_good = not lasting if verdict is None else verdict.forgotten is not None
+        puts = [*(verdict.puts if verdict else ()), *(self.buried(agent.id) if for_good else ())]
+        goals, goals_left = self._kernel.scheduler.left(agent, ended, again=lasting)
+        puts = [*puts, *goals]
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": ended.result}
+        told |= verdict.told if verdict else {}
         if ended.difference:
             told["difference"] = ended.difference
+        if agent.parent and not lasting:  # its place is free
+            facts = {"parent": agent.parent, "child": "removed", "pid": agent.pid}
+            told["agency"] = {**facts, "count": self._table.family(agent.parent) - 1}
         draft = Draft(agent.id, Kind.EXIT, agent.incarnation, isolation=agent.isolation, body=frames.encode_body(told))
         draft.label = ended.label.words()
         agent.exit, agent.lasting = ended, lasting
@@ -283,21 +302,30 @@ class Lives:
             agent.gone.set()  # it is, whether that can be written or not
             raise
         self._tell_parent(agent, ended)
-        if lasting:
+        farewell()
+        goals_left()
+        if verdict and lasting:
+            agent.next_life = self._kernel.start(self._kernel.fleet.next_life(agent))
+        elif lasting:
             after = self._recovery.delay(agent)
             agent.next_life = self._kernel.start(self._recovery.begin(agent.id, agent.order, after=after))
-        else:
-            await self._end_children(agent)
+        if not lasting or (verdict and verdict.finished):
+            await self.end_children(agent)
         self._recovery.stir()
         agent.gone.set()
+        if verdict:
+            self._kernel.start(self._kernel.fleet.carry_out(agent.id, verdict))
 
-    async def _end_children(self, agent: Agent) -> None:
-        """Whoever it started ends with it: nobody is left that answers for them. A crash that it survives is no end."""
+    async def end_children(self, agent: Agent) -> None:
+        """Whoever it started ends with it: nobody is left that answers for them. A crash that it survives is no end;
+        if its next life begins anew, it is."""
         ended = Ended(ExitClass.REQUESTED, -1, f"its parent {agent.name} has ended")
-        children = [one for one in self._table.children(agent.id) if not one.exit]
+        fleet = self._kernel.fleet
+        children = [one for one in self._table.children(agent.id) if not one.exit and fleet.spec(one.id) is None]
         for problem in await asyncio.gather(*(self.end(one, ended) for one in children), return_exceptions=True):
             if isinstance(problem, BaseException) and not isinstance(problem, ESRCH):
                 log.error("a child of %s was not ended: %s", agent.name, problem)
+        await fleet.spawned.disown(agent.id, ended.reason)
 
     async def _hear_out(self, agent: Agent) -> None:
         """What it said before it was gone may still be in its socket."""
@@ -307,7 +335,7 @@ class Lives:
                     await agent.silent.wait()
             line.transport.abort()
 
-    def _buried(self, agent_id: str) -> list[Put]:
+    def buried(self, agent_id: str) -> list[Put]:
         """What the store forgets with an agent that ended for good; the next of that name begins a life of its own."""
         self._recovery.forget(agent_id)
         life = Put("lives", agent_id, str(self._journal.aseq(agent_id) + 2).encode())
@@ -326,8 +354,7 @@ class Lives:
         return lasting and struck and not self._kernel.halting and self._recovery.may_try_again(agent)
 
     def _tell_parent(self, agent: Agent, ended: Ended) -> None:
-        parent = next((one for one in self._table if one.id == agent.parent and not one.exit), None)
-        if parent:
+        if parent := self._table.living(agent.parent):
             body = {"type": "child", "agent": agent.name, "state": agent.state, "reason": ended.reason}
             self.notice(parent, body, ended.label)
 
@@ -345,7 +372,7 @@ class Lives:
             await agent.gone.wait()
             if agent.next_life:
                 await asyncio.wait([agent.next_life])
-            latest = next((one for one in self._table if one.id == agent.id), agent)
+            latest = self._table.row(agent.id) or agent
             if latest is agent and agent.exit:
                 ended = agent.exit
                 facts = {"status": ended.code, "result": ended.result, "reason": ended.reason}
@@ -356,7 +383,7 @@ class Lives:
         """How a child ended, and what it carried: its result and its reason are its own words."""
         children = self._table.children(parent.id)
         if name is not None:
-            named = qualified(name)
+            named = qualified(name, namespace=parent.namespace)
             children = [one for one in children if one.id == named]
             own = self._kernel.store.get("parents", named) == parent.id.encode()
             if own and not children and (before := self._recovery.how_it_ended(named)):  # in an earlier kernel
@@ -377,6 +404,10 @@ class Lives:
         return of_words(deque(ends, maxlen=1).pop())
 
 
+def _has_process(agent: Agent) -> bool:
+    return agent.kind != "context" and not agent.exit
+
+
 def _nondeterministic(error: AgentOSError) -> Ended:
     return Ended(ExitClass.NONDETERMINISTIC, -1, error.reason, difference=error.detail)
 
@@ -387,4 +418,4 @@ def _own_ending(agent: Agent, code: int, result: Any = None) -> Ended:
     if words is None:
         return Ended(ExitClass.NORMAL if code == 0 else ExitClass.ERROR, code, result=result)
     kind = ExitClass.NORMAL if words.status == 0 else ExitClass.ERROR
-    return Ended(kind, words.status, words.failure or "", words.result)
+    return Ended(kind, words.status, (words.failure or "")[:_MOST_FAILURE], words.result)

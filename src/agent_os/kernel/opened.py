@@ -59,7 +59,7 @@ def rests(kernel: "Kernel", owner: str, need: Need, facts: Facts = NO_FACTS) -> 
     """What an owner has for doing itself what it lets another do; None: it may not, or would be asked first. Who has
     ended holds nothing any more, and what it lent stays lent; but no rule is outlived."""
     policy = kernel.authority.policies.of(owner)
-    against = (policy.restricted(name, "", need, facts) for name in kernel.table.names(owner))
+    against = (policy.restricted(name, role, need, facts) for name, role in kernel.table.parties(owner))
     if any(one and one.effect is not Effect.ALLOW for one in against):
         return None
     if kernel.table.over(owner):

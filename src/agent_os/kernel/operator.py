@@ -28,7 +28,7 @@ from agent_os.kernel.passing import QUARANTINE
 from agent_os.kernel.running import Follower, Run
 from agent_os.kernel.settling import Settled
 from agent_os.kernel.signals import known
-from agent_os.kernel.table import NAMESPACE, Actor, Agent, qualified, shown
+from agent_os.kernel.table import Actor, Agent, as_file, bare, from_file, qualified, shown
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -74,6 +74,8 @@ def _status(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
                 "seconds": (time.time_ns() - kernel.started_ns) / 1e9,
                 "agents": states,
                 "quarantined": _quarantined(kernel),
+                "declared": sum(not one.spawned for one in kernel.fleet.kept.specs.values()),
+                "left_out": kernel.fleet.folder.left_out,
                 "entries": kernel.store.size(),
                 "journal": str(kernel.journal.failed.reason) if kernel.journal.failed else "ok",
                 "clients": kernel.clients,
@@ -98,13 +100,14 @@ def _list(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
 def _quarantined(kernel: "Kernel") -> list[str]:
     """Who may not be started, by name."""
-    return [agent_id.removeprefix(f"{NAMESPACE}/") for agent_id, _ in kernel.store.items(QUARANTINE)]
+    return [bare(agent_id) for agent_id, _ in kernel.store.items(QUARANTINE)]
 
 
 def _inspect(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     agent = kernel.table.find(cast("abi.Inspect", asked.request).agent)
     held = [{"handle": one.id, "capability": str(one.capability), "origin": one.origin} for one in agent.holdings]
-    more = {"capabilities": held, "order": agent.order}
+    more = {"capabilities": held, "order": agent.order, **kernel.bonds.listing(agent.id)}
+    more["goals"] = [one.shown() for one in kernel.scheduler.of(agent.id)]
     return Act(lambda: Done({**_row(agent), **more, **auditing.story(kernel, agent.id)}))
 
 
@@ -159,7 +162,7 @@ async def _told(stream: Stream, settled: Settled) -> dict[str, Any]:
     await works.send(stream, "changes", map(works.entry, outcome.changes))
     limits = {name: getattr(outcome.limits, name) for name in ("memory_mb", "disk_mb", "tmp_mb")}
     return {
-        "name": outcome.name,
+        "name": from_file(outcome.name),
         "code": outcome.code,
         "ending": outcome.ending,
         "level": outcome.level,
@@ -249,7 +252,7 @@ async def _wait(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
 
 async def _snapshot(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     request = cast("abi.Snapshot", asked.request)
-    agent = next((one for one in kernel.table.alive() if one.name == request.agent), None)
+    agent = kernel.table.living(kernel.table.meant(request.agent))
     if agent and isinstance(agent.running, Run):
         try:
             kept = await agent.running.guest.snapshot(request.name, f"process {caller.pid}")
@@ -272,12 +275,12 @@ async def _work(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
 async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     """What it wrote, and with `follow` what it writes until its end."""
     request, stream = cast("abi.Logs", asked.request), _stream(asked)
-    name = qualified(request.agent).rpartition("/")[2]
-    skip = _of_earlier_lives(kernel, name) if request.newest else 0
-    reader = outputs.Reader(kernel.guests.home, name, request.last, skip)
+    wanted = kernel.table.meant(request.agent)
+    skip = _of_earlier_lives(kernel, wanted) if request.newest else request.skip
+    reader = outputs.Reader(kernel.guests.home, as_file(qualified(wanted)), request.last, skip)
     try:
         while True:
-            alive = any(one.name == name for one in kernel.table.alive())
+            alive = kernel.table.living(wanted)
             while data := reader.read(_PIECE):
                 await stream.send(data)
             if not (request.follow and alive):
@@ -287,10 +290,10 @@ async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
         reader.close()
 
 
-def _of_earlier_lives(kernel: "Kernel", name: str) -> int:
+def _of_earlier_lives(kernel: "Kernel", agent_id: str) -> int:
     """Bytes of its log. All there are, where the next life has written nothing yet."""
-    run = next((one.running for one in kernel.table if one.name == name), None)
-    return run.output.begins if isinstance(run, Run) else sys.maxsize
+    row = kernel.table.row(agent_id)
+    return row.running.output.begins if row and isinstance(row.running, Run) else sys.maxsize
 
 
 # The kernel itself.

@@ -54,6 +54,10 @@ class Written(Struct, forbid_unknown_fields=True):
     kind: str = ""  # from here on what the kernel adds, so that the same order can be carried out again
     parent: str | None = None
     spawned: int = 0  # the handle that its parent started it by
+    roles: list[str] = []  # of an agent of a manifest: its own, and the base of a custom one
+    manifest: str = ""  # as it was admitted, complete, in JSON: its agency and all else that lasts
+    grant: tuple[str, str] = ("", "")  # which grant it was given, and of which grant of its supervisor that is a part
+    clamped: list[dict[str, Any]] = []  # what of the manifest was made to fit those above
     input: Any = None
 
 
@@ -106,7 +110,7 @@ def pinned(order: Mapping[str, Any], parsed: plan.Order) -> dict[str, Any]:
     """The order with the real places of what it shows of the host, so that whoever carries it out again shows the same:
     an agent that writes there can make a link to anywhere out of them."""
     work = f"{parsed.mode}:{parsed.project}" if parsed.project else parsed.mode
-    return {**order, "workspace": portable(work), "mounts": list(map(_named, parsed.mounts))}
+    return {**order, "workspace": portable(work), "mounts": list(map(named, parsed.mounts))}
 
 
 def require_unmoved(order: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -115,10 +119,10 @@ def require_unmoved(order: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for was, leads in zip(before, [now["workspace"], *now["mounts"]], strict=True):
         if was != leads:
             reason = f"{native(was or '')} leads to {native(leads)} now: somebody has put a link there"
-            raise EACCES("order.moved", reason, hint="put back what was there, or start it anew")
+            raise EACCES("order.moved", reason, hint="put back what was there, or declare it anew")
 
 
-def _named(mount: guest.Mount) -> str | bytes:
+def named(mount: guest.Mount) -> str | bytes:
     """As an order writes it. EINVAL: it has a letter that none can."""
     if ":" in str(mount.source):
         raise EINVAL("mount.name", f"{mount.source} cannot be mounted: no mount is written with ':'", hint="rename it")

@@ -48,6 +48,7 @@ class Order:
     again: bool = False  # it has run before: if its workspace is there, it goes on with that
     program: guest.Program | None = None  # what it will run, once that has been looked up: see `complete`
     covers: tuple[Covered, ...] = ()  # what rules forbid it to see, to write, to remove
+    probes: bool = False  # commands are run beside it, to see whether it is well
 
     @property
     def own(self) -> tuple[guest.Mount, ...]:
@@ -66,6 +67,12 @@ class Order:
         """Inside: where what it writes is at once on the host."""
         work = [str(self.project)] if self.project and self.mode == "bind" else []
         return [*(mount.at for mount in self.mounts if mount.rw), *work]
+
+    @property
+    def written(self) -> list[Path]:
+        """The same, as the host calls it."""
+        work = [self.project] if self.project and self.mode == "bind" else []
+        return [*(mount.source for mount in self.mounts if mount.rw), *work]
 
     @property
     def routed(self) -> tuple[str, ...]:
@@ -169,6 +176,7 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         limits=order.limits,
         exec_memfd=True,  # JIT compilers of real programs need it
         min_level=order.min_level,
+        probes=order.probes,
     )
     seen = (one for one in (*always, *order.covers) if order.mode == "bind" or below(at, one.path) is None)
     return Plan(spec, paths, (*program.notes, *_covered(order.masks, at)), tuple(seen))

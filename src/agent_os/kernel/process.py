@@ -24,6 +24,7 @@ from agent_os.kernel.egress.attempt import Leave
 from agent_os.kernel.egress.visit import Doors
 from agent_os.kernel.freezer import Freezer
 from agent_os.kernel.guest import disk
+from agent_os.kernel.guest.filling import Pace, Place, filling
 from agent_os.kernel.guest.scratch import scratch
 from agent_os.kernel.members import Member
 from agent_os.kernel.plan import Host, Order, Plan, loopback_doors, plan, title
@@ -62,7 +63,7 @@ class Status:
     pid: int | None  # of its pid 1, on this host
     kernel: int  # pid of the process that holds it
     processes: int
-    memory: int  # bytes, resident, of all its processes; pages they share count for each
+    memory: int  # bytes of its own where a cgroup counts; else resident, with shared pages once for each process
     age: float  # seconds
     command: tuple[str, ...]
     project: str | None
@@ -103,6 +104,7 @@ class Guest:
         self.asking: Asking | None = None  # who decides about its connections; given before it is finished
         self.doors: Doors | None = None  # what stands behind its proxy's own targets; given before it is finished
         self.before_connecting: Callable[[], Awaitable[None]] | None = None  # waits, or refuses
+        self.measured: Callable[[str, int], None] = lambda resource, value: None  # told what it uses, in bytes
 
     def interrupted(self) -> None:
         """Whatever ends it from now on is the doing of whoever started it."""
@@ -119,17 +121,18 @@ class Guest:
         await self.process.kill()
 
     def status(self) -> Status:
-        found = self.members()
+        found, group = self.members(), self.process.group
+        own = group.memory_used() if group else None
         state: State = "paused" if self._freezer.paused else "running"
         return Status(
             name=self.name,
             state="ended" if self.process.exited.done() else state,
             level=self.process.ready.level,
-            limits=self.process.group.column if self.process.group else "rlimits",
+            limits=group.column if group else "rlimits",
             pid=found[0].pid if found else None,
             kernel=os.getpid(),
             processes=len(found),
-            memory=sum(one.memory for one in found),
+            memory=sum(one.memory for one in found) if own is None else own,
             age=time.monotonic() - self._began,
             command=programs.told(self.order.argv, self.order.cwd),
             project=str(self.order.project) if self.order.project else None,
@@ -263,25 +266,23 @@ class Guest:
             await self.kill("timeout")
 
     async def _watch_disk(self) -> None:
-        """A file has its own bound; their sum is watched. The pause grows with the tree, so watching stays cheap."""
-        watched: list[tuple[Ending, Path, int, int]] = [
-            ("tmp", self._places.tmp, self._places.tmp.stat().st_dev, self.order.limits.tmp_mb)
-        ]
+        """A file has its own bound; their sum is watched, and the more seldom the less happens."""
+        tmp, init = self._places.tmp, self._init()
+        watched: dict[Ending, Place] = {"tmp": Place(tmp, tmp.stat().st_dev, self.order.limits.tmp_mb * _MB)}
         if self.workspace:
             device = os.fstat(self.process.workspace).st_dev
-            watched.append(("disk", self.workspace.upper, device, self.order.limits.disk_mb))
-        while (init := self._init()) is not None:
+            watched["disk"] = Place(self.workspace.upper, device, self.order.limits.disk_mb * _MB)
+        places, pace = list(watched.values()), Pace()
+        while init is not None and not self.process.exited.done():
             began = time.monotonic()
-            deleted = await asyncio.to_thread(_deleted, init)
-            for ending, top, device, limit_mb in watched:
-                try:
-                    used = await asyncio.to_thread(disk.used, top) + deleted.pop(device, 0)
-                except RecursionError:  # nobody nests directories that deep but to hide something from us
-                    used = limit_mb * _MB + 1
-                if used > limit_mb * _MB:
-                    self._records.after(self.name, ending, used_mb=used // _MB, limit_mb=limit_mb)
+            found = await asyncio.to_thread(_written, init, places)
+            for (ending, place), used in zip(watched.items(), found, strict=True):
+                self.measured(ending, used)
+                if used > place.limit:
+                    facts = {"used_mb": used // _MB, "limit_mb": place.limit // _MB}
+                    self._records.after(self.name, ending, **facts)
                     return await self.kill(ending)
-            await asyncio.sleep(max(1.0, 10 * (time.monotonic() - began)))
+            await filling().pause(pace.next(found, time.monotonic() - began), places)
 
 
 async def start(
@@ -458,8 +459,15 @@ def _pin(path: Path, opened: ExitStack) -> int:
     return fd
 
 
-def _deleted(init: int) -> Counter[int]:
-    return disk.nameless(one.pid for one in members.members(init))
+def _written(init: int, places: Sequence[Place]) -> list[int]:
+    """What it takes in each, with what it deleted and still has open."""
+    deleted, found = disk.nameless(one.pid for one in members.members(init)), list[int]()
+    for place in places:
+        try:
+            found.append(disk.used(place.top) + deleted.pop(place.device, 0))
+        except RecursionError:  # nobody nests directories that deep but to hide something from us
+            found.append(place.limit + 1)
+    return found
 
 
 _NAMESPACE_STEPS = ("L3", "L4")
@@ -481,6 +489,8 @@ def explain(problem: SandboxError, order: Order) -> AgentOSError:
         return EISOLATION("level", problem.why, hint=hint)
     if problem.errno == errno.ESTALE:
         hint = "start it when nobody renames files there"
-        return EISOLATION("moved", problem.why, hint=hint, step=problem.step, errno=problem.errno)
+        return EISOLATION("moved", problem.why, hint=hint, retryable=True, step=problem.step, errno=problem.errno)
     reason = f"the sandbox could not be built: {problem.why}" + (f" (step {problem.step})" if problem.step else "")
-    return EISOLATION(problem.word, reason, hint="agentctl doctor", step=problem.step, errno=problem.errno)
+    again = problem.word == "launcher"  # which starts anew by itself
+    hint = "agentctl doctor"
+    return EISOLATION(problem.word, reason, hint=hint, retryable=again, step=problem.step, errno=problem.errno)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_os.abi.errors import AgentOSError
@@ -21,6 +21,7 @@ _CHUNK = 64 << 10
 _MOST_KEYS = 1 << 20  # more than anybody types or pastes
 _OUT, _ERR = 1, 2
 _END_OF_INPUT = ["close", 0]
+Ear = Callable[[int, bytes], Awaitable[None]]  # stream, what came
 
 
 class Pipes:
@@ -85,6 +86,7 @@ class Pumps:
         self._kill = kill  # given where the agent has a terminal: there Ctrl-C is a key
         self._keys = b""
         self._asked = False  # Ctrl-C was pressed, and the program has shown nothing since
+        self.ear: Ear | None = None  # hears all that it writes; waited for, so that it stays cheap for others
         self._carrying: dict[int, asyncio.Task[None]] = {}
         self._feeding: asyncio.Task[None] | None = None
 
@@ -116,6 +118,8 @@ class Pumps:
         try:
             while data := await _read(fd):
                 self._output.write(data)
+                if self.ear:
+                    await self.ear(number, data)
                 if data.strip(b"^C\r\n"):  # more than the echo of the key
                     self._asked = False
                 if self._stream:

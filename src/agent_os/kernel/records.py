@@ -17,7 +17,7 @@ from agent_os.abi.text import portable
 from agent_os.drivers.store import Put
 from agent_os.kernel.egress.attempt import Leave
 from agent_os.kernel.journal import Draft, Journal
-from agent_os.kernel.table import NAMESPACE
+from agent_os.kernel.table import from_file, qualified
 
 _KINDS = {
     "spawn": Kind.SPAWN,
@@ -69,7 +69,8 @@ class Records:
 
     def _draft(self, agent: str, event: str, facts: Mapping[str, object]) -> Draft:
         body = frames.encode_body({"event": event, **_plain(facts)})
-        draft = Draft(f"{NAMESPACE}/{agent}", _KINDS.get(event, Kind.SIGNAL), self.incarnation, body=body)
+        agent_id = qualified(from_file(agent), strict=False)
+        draft = Draft(agent_id, _KINDS.get(event, Kind.SIGNAL), self.incarnation, body=body)
         verdict = facts.get("verdict")
         if verdict is not None or event == "refused":
             draft.verdict = Verdict.ALLOW if verdict == "allow" else Verdict.REFUSE

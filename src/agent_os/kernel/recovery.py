@@ -30,8 +30,9 @@ from agent_os.kernel.calls import Act, Done, Need
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.passing import QUARANTINE, overtaken, quarantined
 from agent_os.kernel.recorded import Recorded, decode_any, settled
+from agent_os.kernel.resuming import resumable
 from agent_os.kernel.signals import HELD, STOPPED, STOPS
-from agent_os.kernel.table import Agent, AgentKind, Ended
+from agent_os.kernel.table import Agent, AgentKind, Ended, bare
 from agent_os.kernel.tooling import Verified
 from agent_os.kernel.vfs.sources import encode
 
@@ -77,11 +78,23 @@ class Recovery:
         kernel = self._kernel
         kernel.authority.arm()
         lasting = {key: decode_any(value) for key, value in kernel.store.items("agents")}
+        await self._fleet_at_boot({key: lasting.pop(key) for key in list(lasting) if kernel.fleet.spec(key)})
         for entry, kept in kernel.journal.open_intents():
-            if entry.agent not in lasting or entry.op in (_EXEC, _SPAWN, _SIGNAL):
+            over = entry.agent not in lasting and not kernel.fleet.will_live(entry.agent)
+            if over or entry.op in (_EXEC, _SPAWN, _SIGNAL):
                 await self._settle(entry, kept)
         for agent_id in _parents_first(lasting):
             await self._again(agent_id, lasting[agent_id])
+
+    async def _fleet_at_boot(self, orders: dict[str, dict[str, Any]]) -> None:
+        """Who lived of the agents of manifests has ended; whether each lives again, the fleet decides."""
+        fleet = self._kernel.fleet
+        for agent_id, order in orders.items():
+            if record := fleet.lived(agent_id):
+                words = self._last_words(agent_id, record.incarnation) if record.wanted else None
+                kind = ExitClass.LOST if record.wanted else ExitClass.REQUESTED
+                await self._is_over(agent_id, order, Ended(kind, -1, "the kernel restarted"), words)
+        await fleet.at_boot()
 
     async def _again(self, agent_id: str, order: dict[str, Any]) -> None:
         words = self._last_words(agent_id)
@@ -94,19 +107,19 @@ class Recovery:
         """Start an agent again, after a pause. One that stands still is not: nothing of it runs until somebody lets it
         go on. Nor is one whose parent has ended for good."""
         kernel = self._kernel
-        name, parent = agent_id.rpartition("/")[2], order.get("parent")
+        name, parent = bare(agent_id), order.get("parent")
         try:
             if parent and kernel.table.over(parent):
                 raise ESRCH("agent.parent", "its parent has ended")
             stands = kernel.store.get(STOPS, agent_id) is not None
             if after and not stands:
-                if not await self._paused(self._asleep(name, order, "backoff"), after):
+                if not await self._paused(self.asleep(name, order, "backoff"), after):
                     return
                 stands = kernel.store.get(STOPS, agent_id) is not None
             if kernel.halting:  # the next kernel starts it
                 return
             if stands:
-                self._asleep(name, order)
+                self.asleep(name, order)
             else:
                 await self._start(agent_id, order)
         except AgentOSError as error:
@@ -117,14 +130,14 @@ class Recovery:
     async def _start(self, agent_id: str, order: dict[str, Any]) -> None:
         guests = self._kernel.guests
         try:
-            await guests.start(order, name=agent_id.rpartition("/")[2], parent=order.get("parent"))
+            await guests.start(order, name=bare(agent_id), parent=order.get("parent"))
         except AgentOSError:
             await guests.give_up(agent_id)  # whoever follows it hears how its last life ended
             raise
 
-    def _asleep(self, name: str, order: dict[str, Any], detail: str = "") -> Agent:
+    def asleep(self, name: str, order: dict[str, Any], detail: str = "", kind: AgentKind = "native") -> Agent:
         """A row without a process, which can be seen, held and killed like any other."""
-        agent = self._kernel.table.admit(name, "native", parent=order.get("parent"))
+        agent = self._kernel.table.admit(name, kind, parent=order.get("parent"))
         stands = self._kernel.store.get(STOPS, agent.id) or b""
         agent.order, agent.life, agent.detail = order, Incarnation.SUSPENDED, detail
         agent.held, agent.stopped, agent.asleep = HELD in stands, STOPPED in stands, True
@@ -150,6 +163,9 @@ class Recovery:
         kernel = self._kernel
 
         async def wake() -> None:
+            if kernel.fleet.spec(agent.id):
+                await kernel.fleet.wake(agent)
+                return
             kernel.table.forget(agent)
             await self.begin(agent.id, agent.order)
 
@@ -168,11 +184,12 @@ class Recovery:
         self._crashes[agent.id] = crashes
         return pause(crashes, random.random())
 
-    def _last_words(self, agent_id: str) -> Exit | None:
+    def _last_words(self, agent_id: str, incarnation: int | None = None) -> Exit | None:
         """What an agent said that had ended by itself, when nobody was there any more to see it go."""
         first = int(self._kernel.store.get("lives", agent_id) or 1)
         for entry, kept in self._kernel.journal.scan(agent_id, first):
-            if entry.op == _EXIT and entry.kind == Kind.OUTCOME and not entry.code:
+            own = incarnation in (None, entry.inc)
+            if own and entry.op == _EXIT and entry.kind == Kind.OUTCOME and not entry.code:
                 return msgspec.msgpack.decode(Recorded.of(kept).request, type=Exit)
         return None
 
@@ -180,12 +197,13 @@ class Recovery:
         """An agent of an earlier kernel that does not live again: its row says so, and whoever waits for it hears."""
         kernel = self._kernel
         kind: AgentKind = "native" if order.get("kind") == "native" else "guest"
-        agent = kernel.table.admit(agent_id.rpartition("/")[2], kind, parent=order.get("parent"))
+        agent = kernel.table.admit(agent_id, kind, parent=order.get("parent"))
         agent.incarnation -= 1  # the one that is over
+        agent.pid = agent.restarted_from or agent.pid
         agent.order, agent.last_words, agent.life = {**order, "durable": False}, words, Incarnation.STOPPING
         await kernel.left(agent, ended)
         for entry, kept in kernel.journal.open_intents():
-            if entry.agent == agent_id:
+            if entry.agent == agent_id and not agent.lasting:
                 await self._settle(entry, kept)
 
     def history(self, agent: Agent) -> Iterator[Found]:
@@ -195,7 +213,7 @@ class Recovery:
         if start:
             lives = dropwhile(lambda one: not _is_checkpoint(one, start["name"]), lives)
             next(lives, None)
-        return lives
+        return resumable(lives, unasked=self._kernel.fleet.spec(agent.id) is not None)
 
     async def settle_before(self, agent: Agent) -> None:
         """What the agent itself left open; its workspace is mounted now. Then what only the record knows of it."""
@@ -208,6 +226,7 @@ class Recovery:
                 self._kernel.sleeps.remember(entry, kept)
             elif entry.op == _SIGMASK and entry.kind == Kind.OUTCOME and not entry.code:
                 agent.mask = {AgentSignal(number) for number in decode_any(Recorded.of(kept).value)["mask"]}
+            self._kernel.bonds.remember(agent, entry, kept)
         self._kernel.signals.restore(agent)
 
     async def _until_done(self, agent: Agent) -> None:
@@ -268,7 +287,8 @@ class Recovery:
         """Whoever began it, as far as the gate must know: nothing of it runs, and it may never do so again."""
         kernel = self._kernel
         holdings = kernel.authority.holdings(entry.agent)
-        above = kernel.table.names(entry.agent)[1:]
+        own = bare(entry.agent)
+        above = tuple(one for one in kernel.table.parties(entry.agent) if one[0] != own)
         return Agent(entry.agent, "native", 0, entry.inc, entry.isolation, None, holdings, above=above)
 
     def _require_held(self, entry: Entry) -> None:
@@ -327,8 +347,8 @@ class Recovery:
         may have ended since."""
         asked = request["manifest"].get("name")
         for agent_id, parent in self._kernel.store.items("parents"):
-            name = agent_id.rpartition("/")[2]
-            if parent.decode() != entry.agent or asked not in (None, name):
+            name = bare(agent_id)
+            if parent.decode() != entry.agent or asked not in (None, agent_id.rpartition("/")[2]):
                 continue
             born = self._born_after(entry.seq, agent_id, named=asked is not None)
             if born and not self._answered(entry, name):
@@ -340,6 +360,8 @@ class Recovery:
         who lived then, and was only started again, is another one."""
         before: Entry | None = None
         for entry, _ in self._kernel.journal.scan(agent_id):
+            if entry.kind == Kind.POLICY_LOAD or (before and before.kind == Kind.EXIT and entry.kind == Kind.STATE):
+                continue  # its rules are there before it is, and whoever was to live again may have been stopped
             if entry.seq > seq:
                 fresh = before is None or (named and before.kind == Kind.EXIT)
                 return entry if fresh and entry.kind == Kind.SPAWN else None
@@ -361,7 +383,7 @@ class Recovery:
         told = decode_any(last.pop())
         state = "completed" if told["class"] in (ExitClass.NORMAL, ExitClass.REQUESTED) else "failed"
         facts = {"status": told["code"], "result": told["result"], "reason": told["reason"]}
-        return {"agent": agent_id.rpartition("/")[2], "state": state, **facts}
+        return {"agent": bare(agent_id), "state": state, **facts}
 
     async def _run(self, entry: Entry, act: Act) -> tuple[Any, AgentOSError | None]:
         """What it gave, or how it failed."""
@@ -443,8 +465,7 @@ class Recovery:
                 failed = EIO("resolved", f"{by} says that it failed")
                 await self._outcome(entry, recorded, None, failed, undone=True)
             else:
-                agent = next((one for one in kernel.table.alive() if one.id == entry.agent), None)
-                await self._do_again(entry, recorded, agent)
+                await self._do_again(entry, recorded, kernel.table.living(entry.agent))
         finally:
             self._resolving.discard(seq)
         self.stir()

@@ -19,6 +19,7 @@ from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.connection import Connection
 from agent_os.kernel.recorded import Recorded, decode_any
 from agent_os.kernel.replay import Replay, deliveries
+from agent_os.kernel.resuming import resumable
 from agent_os.kernel.table import Agent, qualified
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def rehearse(kernel: "Kernel", name: str, at: int | None) -> dict[str, Any
 
 def _script(kernel: "Kernel", name: str, at: int | None) -> Script:
     agent_id = qualified(name, strict=False)
-    row = next((one for one in kernel.table if one.id == agent_id), None)
+    row = kernel.table.row(agent_id)
     stored = kernel.store.get("agents", agent_id)
     order = row.order if row else decode_any(stored) if stored else None
     if order is None:
@@ -75,6 +76,9 @@ def _history(kernel: "Kernel", agent: str, first: int, at: int | None) -> tuple[
     """The entries of this life up to `at`, without those before the newest checkpoint that kept a state. What ended
     with that very checkpoint is told from the beginning: there is nothing after it."""
     lived = [one for one in kernel.journal.scan(agent, first) if at is None or one[0].seq <= at]
+    last = max((entry.inc for entry, _ in lived), default=0)  # of the lives before, what that one was taken through
+    before = resumable((one for one in lived if one[0].inc < last), unasked=kernel.fleet.spec(agent) is not None)
+    lived = [*before, *(one for one in lived if one[0].inc == last)]
     states = {facts["name"]: facts for facts in kernel.checkpoints.of(agent) if facts["state"] is not None}
     for index in range(len(lived) - 1, -1, -1):
         name = _checkpoint_name(lived[index])

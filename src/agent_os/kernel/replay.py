@@ -145,19 +145,28 @@ class Replay:
 
 
 def deliveries(history: Iterable[tuple[Entry, bytes | None]]) -> list[Delivery]:
-    """What an agent was given, in order. An answer without a place in the program cannot be asked for again."""
+    """What an agent was given, in order."""
     found: list[Delivery] = []
     for entry, body in history:
-        if entry.kind in _ANSWERS and entry.pos is not None:
+        if not is_delivery(entry, body):
+            continue
+        if entry.kind in _ANSWERS:
             kept = Recorded.of(body)
             about = (entry.seq, entry.pos, entry.op, kept.digest, entry.seen, kept.value, kept.error)
             found.append(Delivery(*about, request=kept.request))
-        elif entry.kind in _PUSHES and body is not None:
-            said = _decode(body)
-            told = entry.kind == Kind.DELIVER or ("signal" in said and seen_by_agents(AgentSignal(said["signal"])))
-            if told:  # others just happened to it
-                found.append(Delivery(entry.seq, push=(_PUSHES[entry.kind], said)))
+        else:
+            found.append(Delivery(entry.seq, push=(_PUSHES[entry.kind], _decode(body or b""))))
     return found
+
+
+def is_delivery(entry: Entry, body: bytes | None) -> bool:
+    """An answer without a place in the program cannot be asked for again; other signals just happened to it."""
+    if entry.kind in _ANSWERS:
+        return entry.pos is not None
+    if entry.kind == Kind.SIGNAL and body is not None:
+        said = _decode(body)
+        return "signal" in said and seen_by_agents(AgentSignal(said["signal"]))
+    return entry.kind == Kind.DELIVER and body is not None
 
 
 def _name(delivery: Delivery) -> str:

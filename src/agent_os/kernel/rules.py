@@ -17,7 +17,7 @@ from agent_os.kernel.authority.policy.problems import Where
 from agent_os.kernel.authority.policy.reading import MOST_BYTES
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.governing import about
-from agent_os.kernel.table import Actor, Agent, qualified
+from agent_os.kernel.table import Actor, Agent, Party, qualified
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -31,9 +31,9 @@ def summary(kernel: "Kernel") -> dict[str, Any]:
     return {**about(current.policy), "version": current.version, "alarm": alarm.reason if alarm else ""}
 
 
-def shown(policy: Policy, name: str, role: str, above: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def shown(policy: Policy, parties: Sequence[Party]) -> Iterator[dict[str, Any]]:
     """The rules about one agent and those above it, as plain values."""
-    for line in effective(policy, name, role, above):
+    for line in effective(policy, parties):
         yield {
             "layer": line.layer.name.lower(),
             "effect": str(line.effect),
@@ -71,11 +71,11 @@ def _rules(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
     async def do() -> Done:
         policy = kernel.authority.policies.of(agent.id) if agent else kernel.authority.policies.current.policy
-        name, role, above = (agent.name, agent.role, agent.above) if agent else (wanted or "*", "", ())
+        parties = agent.parties if agent else [(wanted or "*", "")]
         if asked.stream:
-            await works.send(asked.stream, "rules", shown(policy, name, role, above))
+            await works.send(asked.stream, "rules", shown(policy, parties))
             await works.send(asked.stream, "labels", labels(policy))
-        return Done({**summary(kernel), **about(policy), "agent": name})
+        return Done({**summary(kernel), **about(policy), "agent": parties[0][0]})
 
     return Act(do)
 

@@ -16,7 +16,7 @@ from agent_os.kernel.calls import Stream
 from agent_os.kernel.opened import Mounted
 from agent_os.kernel.outputs import Output
 from agent_os.kernel.process import Guest, Outcome
-from agent_os.kernel.pumps import Pumps
+from agent_os.kernel.pumps import Ear, Pumps
 from agent_os.kernel.table import Actor, Agent
 
 _TO_LEAVE = 2.0  # seconds between an agent's own last word and its end
@@ -71,6 +71,10 @@ class Run:
 
     def host_signal(self, number: int) -> None:
         self.guest.host_signal(number)
+
+    def hear(self, ear: Ear) -> None:
+        """Who is told what it writes, beside its log."""
+        self._pumps.ear = ear
 
     async def finish(self) -> None:
         """It said that it ends; it has a moment to do so."""

@@ -10,6 +10,7 @@ from agent_os.abi.errors import AgentOSError
 from agent_os.abi.states import ExitClass
 from agent_os.kernel import orders
 from agent_os.kernel.process import Outcome
+from agent_os.kernel.supervisor import exits
 from agent_os.kernel.table import Ended
 from agent_os.kernel.works import Judge
 from agent_os.kernel.workspace import Workspace
@@ -63,12 +64,10 @@ def _marked(outcome: Outcome, workspace: Workspace, judge: Judge) -> Outcome:
 
 def ending(outcome: Outcome) -> Ended:
     match outcome.ending:
-        case "exited" if outcome.code == 0:
-            return Ended(ExitClass.NORMAL, 0)
-        case "exited" if outcome.code > 128:
-            return Ended(ExitClass.SIGNAL, 128 - outcome.code, f"ended by signal {outcome.code - 128} of the host")
         case "exited":
-            return Ended(ExitClass.ERROR, outcome.code, f"ended {outcome.code}")
+            exit_class, code = exits.classify(exits.status_of(outcome.code))
+            told = f"ended by signal {-code} of the host" if code < 0 else f"ended {code}"
+            return Ended(exit_class, code, told if code else "")
         case "interrupted" | "killed":
             return Ended(ExitClass.REQUESTED, -1, outcome.ending)
         case "timeout":

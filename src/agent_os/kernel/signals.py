@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EAGAIN, EINVAL, EIO, EPERM, ESRCH
+from agent_os.abi.errors import EAGAIN, EBUSY, EINVAL, EIO, EPERM, ESRCH
 from agent_os.abi.signals import KERNEL_ONLY, AgentSignal, in_order, seen_by_agents
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.drivers.store import Put
@@ -63,6 +63,9 @@ class Signals:
         """Whether it was delivered; False: it is masked and waits."""
         if target.exit:
             raise ESRCH("agent.ended", f"{target.name} has ended")
+        if signal is AgentSignal.SIGSTOP and target.watch and not target.watch.up:
+            hint = "agentctl stop ends it all the same"
+            raise EBUSY("state", f"{target.name} is still starting, and cannot be held before it is ready", hint=hint)
         if isinstance(sender, Agent) and signal in target.mask:
             await self._defer(target, signal, value, sender)
             if signal is AgentSignal.SIGTERM:
@@ -113,6 +116,10 @@ class Signals:
             target.pending[AgentSignal(int(key.rpartition("\0")[2]))] = [
                 (said[0], said[1], said[2] if len(said) > 2 else []) for said in decode_any(value)
             ]
+
+    def unasked(self, agent_id: str) -> Put:
+        """Nobody wants its next life to end."""
+        return Put(_ASKED, agent_id, None)
 
     def buried(self, agent_id: str) -> list[Put]:
         waiting = [Put(_PENDING, key, None) for key, _ in self._kernel.store.items(_PENDING, f"{agent_id}\0")]
@@ -197,15 +204,16 @@ class Signals:
     def _begin_grace(self, target: Agent) -> None:
         """Asked to end; after a while it is made to, masked or not, whichever life of it that is."""
 
+        seconds = self._kernel.fleet.grace(target.id)
+
         def end() -> None:
             self._graces.pop(target.id, None)
-            newest = next((one for one in self._table.alive() if one.id == target.id), None)
-            if newest:
-                reason = f"did not end within {GRACE_SECONDS:.0f} s of SIGTERM"
+            if newest := self._table.living(target.id):
+                reason = f"did not end within {seconds:g} s of SIGTERM"
                 self._kernel.start(self._kernel.end(newest, Ended(ExitClass.REQUESTED, -1, reason)))
 
         if target.id not in self._graces:
-            self._graces[target.id] = asyncio.get_running_loop().call_later(GRACE_SECONDS, end)
+            self._graces[target.id] = asyncio.get_running_loop().call_later(seconds, end)
 
     def forget(self, target: Agent) -> bool:
         """It is gone; whether it had been asked to end, however it then did."""

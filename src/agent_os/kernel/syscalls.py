@@ -17,10 +17,12 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
-from agent_os.kernel import asking, spawning
+from agent_os.kernel import asking, elevation, health
 from agent_os.kernel.authority.labels import CLEAN, Label
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
+from agent_os.kernel.goals import desk
 from agent_os.kernel.signals import known
+from agent_os.kernel.supervisor import bonds
 from agent_os.kernel.table import Agent, Caller
 from agent_os.kernel.vfs import Stream as Content
 
@@ -34,7 +36,7 @@ _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
 _decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
 _NEVER: Callable[[], Done] = Done
-_ANY = {5, 6, 7, 8, 9, 26, 131}  # bodies with a part that no schema bounds
+_ANY = {5, 6, 7, 8, 9, 26, 38, 131, 183, 215}  # bodies with a part that no schema bounds
 
 
 def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
@@ -197,7 +199,8 @@ def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Signal", asked.request)
     if len(asked.raw) > _LARGEST_SIGNAL:
         raise EMSGSIZE("signal.value", f"a signal with its value has at most {_LARGEST_SIGNAL} bytes")
-    target, signal = kernel.table.find_alive(request.agent, hint=False), known(request.signal)
+    target = kernel.table.find_alive(request.agent, hint=False, namespace=agent.namespace)
+    signal = known(request.signal)
 
     async def do() -> Done:
         return Done({"delivered": await kernel.signals.send(agent, target, signal, request.value)})
@@ -212,6 +215,8 @@ def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
 
 
 def _spawn(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    from agent_os.kernel import spawning  # which needs Linux, as whoever can spawn does
+
     return spawning.prepare(kernel, agent, cast("abi.Spawn", asked.request), asked.cap)
 
 
@@ -315,4 +320,8 @@ PREPARE: dict[int, Prepare] = {
     29: _random,
     30: asking.approve_wait,
     31: _sigmask,
+    **bonds.CALLS,
+    **elevation.CALLS,
+    **desk.CALLS,
+    **health.CALLS,
 }

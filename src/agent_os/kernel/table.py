@@ -8,7 +8,8 @@ nothing.
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ import msgspec
 
 from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ESRCH, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.states import AgentState, ExitClass, Incarnation, moved
+from agent_os.abi.states import AgentState, ExitClass, Incarnation, moved, printed
 from agent_os.abi.syscalls import Exit
 from agent_os.drivers.store import Put, Store
 from agent_os.kernel.allowance import Allowance
@@ -24,14 +25,19 @@ from agent_os.kernel.authority.handles import Holdings
 from agent_os.kernel.authority.labels import UNLABELLED, Label
 
 if TYPE_CHECKING:
+    from agent_os.kernel.supervisor.watch import Watch
     from agent_os.kernel.vfs import Root
 
 NAMESPACE = "default"
+SYSTEM = "system"  # where a name is looked for that its caller's namespace does not have
+ROOT_PID = 1  # of `system/root`, which is kernel code and has no row
+OURS = frozenset({"kernel", "operator", "root"})  # a log, the account above all, the agent above all: no other's names
 MAX_PROCESSES = 1024
 MOST_ENDED = 1000  # rows of agents that ended, for whoever asks soon after
 _LONGEST_NAME = 127  # with its namespace
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 AgentKind = Literal["native", "guest", "context"]
+Party = tuple[str, str]  # a name and a role: whom a rule can be about
 
 
 class Running(Protocol):
@@ -67,18 +73,23 @@ class Clock:
         self._since, self._before = time.monotonic(), 0.0
         self.awake = asyncio.Event()
         self.awake.set()
+        self.changed: Callable[[bool], None] = lambda awake: None
 
     @property
     def seconds(self) -> float:
         return self._before + (time.monotonic() - self._since if self.awake.is_set() else 0.0)
 
     def stop(self) -> None:
-        self._before = self.seconds
+        was, self._before = self.awake.is_set(), self.seconds
         self.awake.clear()
+        if was:
+            self.changed(False)
 
     def go_on(self) -> None:
-        self._since = time.monotonic()
+        was, self._since = self.awake.is_set(), time.monotonic()
         self.awake.set()
+        if not was:
+            self.changed(True)
 
     async def sleep(self, seconds: float) -> None:
         end = self.seconds + seconds
@@ -98,6 +109,7 @@ class Agent:
     isolation: str  # S0…S4, or none
     parent: str | None
     holdings: Holdings  # over all its lives
+    restarted_from: int | None = None  # the pid of its incarnation before this
     root: "Root | None" = None
     line: Line | None = None
     running: Running | None = None
@@ -120,11 +132,11 @@ class Agent:
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # its end is on the record
     next_life: "asyncio.Task[Any] | None" = None  # it is being started again
     clock: Clock = field(default_factory=Clock)
-    role: str = ""
+    watch: "Watch | None" = None  # of its health, if a manifest says so
     program: str = ""  # what it was started from, as a digest; a guest's code is in none
     named_hosts: frozenset[str] = frozenset()  # that a person named when they started it
     allowance: Allowance = field(default_factory=Allowance)  # of the journal; one for it and all that descend from it
-    above: tuple[str, ...] = ()  # the names of its parent, of that one's parent, and so on
+    above: tuple[Party, ...] = ()  # its parent, that one's parent, and so on
 
     operator = False
 
@@ -137,12 +149,30 @@ class Agent:
 
     @property
     def name(self) -> str:
-        return _bare(self.id)
+        return bare(self.id)
+
+    @property
+    def namespace(self) -> str:
+        return self.id.partition("/")[0]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its role, and with a custom one that whose rules it has as well. None, if no manifest gave it one."""
+        return tuple(self.order.get("roles", ()))
+
+    @property
+    def role(self) -> str:
+        return next(iter(self.roles), "")
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """Whose rules hold for it: a child chooses its own name and role, and is bound by what binds those above."""
+        name = self.name
+        return (*((name, role) for role in self.roles or ("",)), *self.above)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose rules hold for it: a child chooses its own name, and is bound by what binds those above it."""
-        return (self.name, *self.above)
+        return tuple(dict.fromkeys(name for name, _ in self.parties))
 
     @property
     def state(self) -> AgentState:
@@ -196,15 +226,24 @@ class Actor:
 Caller = Agent | Actor
 
 
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A place that is taken by nobody yet."""
+
+    parent: str
+
+
 class Table:
     """Rows of live agents, and of those that ended last: the record knows of all, and a table is gone through often."""
 
     def __init__(self, store: Store, holdings: Callable[[str], Holdings] = Holdings) -> None:
+        self.most = MAX_PROCESSES  # alive at once
         self._holdings = holdings
         self._rows: dict[str, Agent] = {}
         self._allowances: dict[str, Allowance] = {}
+        self._claims: dict[str, Claim] = {}  # of those that are being started, and have no row yet
         self._store = store
-        self._last_pid = _number(store.get("table", "pid"))
+        self._last_pid = max(ROOT_PID, _number(store.get("table", "pid")))
 
     def admit(self, name: str, kind: AgentKind, *, parent: str | None = None, isolation: str = "") -> Agent:
         """A row for the next incarnation of an id. EEXIST while one lives; EBUSY when the table is full."""
@@ -213,16 +252,18 @@ class Table:
         if old and not old.exit:
             raise EEXIST("agent.exists", f"{old.name} is running already", hint="choose another name")
         alive = len(self.alive())
-        if alive >= MAX_PROCESSES:
-            raise EBUSY("table.full", f"{MAX_PROCESSES} agents are alive, and more are not admitted")
+        if alive >= self.most:
+            raise EBUSY("table.full", f"{self.most} agents are alive, and more are not admitted")
         if len(self._rows) - alive > MOST_ENDED:
             self._forget_oldest()
         self._last_pid += 1
         incarnation = _number(self._store.get("incarnations", agent_id)) + 1 if old is None else old.incarnation + 1
         agent = Agent(agent_id, kind, self._last_pid, incarnation, isolation, parent, self._holdings(agent_id))
-        agent.above = self.names(parent) if parent else ()
+        agent.restarted_from = (old.pid if old else _number(self._store.get("pids", agent_id))) or None
+        agent.above = self.parties(parent) if parent else ()
         agent.first_aseq = _number(self._store.get("lives", agent_id)) or 1
         agent.allowance = self._allowances[agent_id] = self._allowances.get(parent or agent_id) or agent.allowance
+        self._claims.pop(agent_id, None)
         self._rows.pop(agent_id, None)  # in the order of their coming
         self._rows[agent_id] = agent
         return agent
@@ -237,7 +278,35 @@ class Table:
         """What the store must hold with the entry that tells of this incarnation."""
         count = str(agent.incarnation).encode()
         parent = Put("parents", agent.id, (agent.parent or "").encode())
-        return [Put("table", "pid", str(self._last_pid).encode()), Put("incarnations", agent.id, count), parent]
+        roles = Put("roles", agent.id, " ".join(agent.roles).encode() or None)
+        own = Put("pids", agent.id, str(agent.pid).encode())
+        last = Put("table", "pid", str(self._last_pid).encode())
+        return [last, own, Put("incarnations", agent.id, count), parent, roles]
+
+    @contextmanager
+    def claimed(self, agent_id: str, parent: str) -> Generator[None]:
+        """A place for a child that is being started: it counts from here on, and nobody else gets its id."""
+        if not self.is_free(agent_id):
+            raise EEXIST("id", f"{bare(agent_id)} is running already", hint="choose another name")
+        claim = self._claims[agent_id] = Claim(parent)
+        try:
+            yield
+        finally:
+            if self._claims.get(agent_id) is claim:  # else it has a row, or somebody else has the next claim
+                del self._claims[agent_id]
+
+    def is_free(self, agent_id: str) -> bool:
+        """Nobody of that id lives, lives again, or is being started."""
+        return agent_id not in self._claims and self.over(agent_id)
+
+    def family(self, parent: str) -> int:
+        """How many children an agent has that live, live again, or are being started."""
+        alive = sum(not self.over(child.id) for child in self.children(parent))
+        return alive + sum(one.parent == parent for one in self._claims.values())
+
+    def taken(self) -> int:
+        """Of all places there are."""
+        return len(self.alive()) + len(self._claims)
 
     def require_own_name(self, name: str, parent: str) -> None:
         """What an agent kept belongs to its id: whoever may start children must not start one as somebody else's."""
@@ -252,19 +321,34 @@ class Table:
         if self._rows.get(agent.id) is agent:
             del self._rows[agent.id]
 
-    def find(self, name: str, *, hint: bool = True) -> Agent:
-        """`hint`: names of others may be told, which is for operators."""
-        agent = self._rows.get(qualified(name, strict=False))
+    def find(self, name: str, *, hint: bool = True, namespace: str = NAMESPACE) -> Agent:
+        """`hint`: names of others may be told, which is for operators. `namespace`: the caller's."""
+        agent = self._rows.get(self.meant(name, namespace))
         if agent is None:
             near = _nearest(name, self._rows) if hint and len(name) <= _LONGEST_NAME else ""
             raise ESRCH("agent.unknown", f"there is no agent {name[:_LONGEST_NAME]!r}", hint=near)
         return agent
 
-    def find_alive(self, name: str, *, hint: bool = True) -> Agent:
-        agent = self.find(name, hint=hint)
+    def find_alive(self, name: str, *, hint: bool = True, namespace: str = NAMESPACE) -> Agent:
+        agent = self.find(name, hint=hint, namespace=namespace)
         if agent.exit:
             raise ESRCH("agent.ended", f"{agent.name} has ended")
         return agent
+
+    def meant(self, name: str, namespace: str = NAMESPACE) -> str:
+        """The id that a name means to somebody of a namespace: one of their own, then the system's."""
+        own = qualified(name, strict=False, namespace=namespace)
+        system = qualified(name, strict=False, namespace=SYSTEM)
+        return system if own not in self._rows and system in self._rows else own
+
+    def row(self, agent_id: str | None) -> Agent | None:
+        """Of its newest life, if that is still known."""
+        return self._rows.get(agent_id) if agent_id else None
+
+    def living(self, agent_id: str | None) -> Agent | None:
+        """The same, unless it has ended."""
+        row = self.row(agent_id)
+        return row if row and not row.exit else None
 
     def alive(self) -> list[Agent]:
         return [agent for agent in self._rows.values() if not agent.exit]
@@ -277,15 +361,21 @@ class Table:
         row = self._rows.get(agent_id)
         return row is None or (row.exit is not None and not row.lasting)
 
-    def names(self, agent_id: str) -> tuple[str, ...]:
-        """As `Agent.names`, also of one that ended: then as the store has it."""
-        line: dict[str, None] = {}
+    def parties(self, agent_id: str) -> tuple[Party, ...]:
+        """As `Agent.parties`, also of one that ended: then as the store has it."""
+        line: list[Party] = []
+        seen: set[str] = set()
         above: str | None = agent_id
-        while above and above not in line:
-            line[above] = None
+        while above and above not in seen:
+            seen.add(above)
             row = self._rows.get(above)
+            roles = row.roles if row else tuple((self._store.get("roles", above) or b"").decode().split())
+            line += ((bare(above), role) for role in roles or ("",))
             above = row.parent if row else (self._store.get("parents", above) or b"").decode()
-        return tuple(map(_bare, line))
+        return tuple(line)
+
+    def names(self, agent_id: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name, _ in self.parties(agent_id)))
 
     def generation(self, agent_id: str) -> int:
         """How many are above it."""
@@ -309,17 +399,28 @@ class Table:
         return iter(list(self._rows.values()))
 
 
-def qualified(name: str, *, strict: bool = True) -> str:
-    """The id that a name means. A bare name is in the default namespace."""
-    namespace, slash, bare = name.rpartition("/")
-    if strict and not (_NAME.fullmatch(bare) and (not slash or _NAME.fullmatch(namespace))):
+def qualified(name: str, *, strict: bool = True, namespace: str = NAMESPACE) -> str:
+    """The id that a name means. A bare name is in its caller's namespace; an operator's is the default one."""
+    place, slash, last = name.rpartition("/")
+    if strict and not (_NAME.fullmatch(last) and (not slash or _NAME.fullmatch(place))):
         hint = "lower-case letters, digits, '.', '_' and '-', at most 63, beginning with a letter or digit"
         raise EINVAL("agent.name", f"{name!r} is no name for an agent", hint=hint)
-    return name if slash else f"{NAMESPACE}/{name}"
+    return name if slash else f"{namespace}/{name}"
 
 
-def _bare(agent_id: str) -> str:
+def bare(agent_id: str) -> str:
+    """As people call it: without the namespace that is meant where none is written."""
     return agent_id.removeprefix(f"{NAMESPACE}/")
+
+
+def as_file(name: str) -> str:
+    """What an agent is called where that is the name of a file, a log or a group: no name has this letter in it."""
+    return bare(name).replace("/", "~")
+
+
+def from_file(name: str) -> str:
+    """The way back, to what people call it."""
+    return name.replace("~", "/")
 
 
 def _number(data: bytes | None) -> int:
@@ -346,9 +447,13 @@ class Row(msgspec.Struct):
     incarnation: int
     isolation: str
     parent: str | None
+    role: str = ""
+    life: str = ""  # of this incarnation: running, exited(42)
+    restarted_from: int | None = None
 
 
 def shown(agent: Agent) -> Row:
     detail = agent.exit.reason or agent.exit.exit_class if agent.exit else agent.detail
-    facts = (agent.pid, agent.incarnation, agent.isolation, agent.parent)
-    return Row(agent.name, agent.id, agent.kind, agent.state, detail, *facts)
+    facts = (agent.pid, agent.incarnation, agent.isolation, agent.parent, agent.role)
+    life = printed(agent.life, agent.exit.code if agent.exit else None)
+    return Row(agent.name, agent.id, agent.kind, agent.state, detail, *facts, life, agent.restarted_from)

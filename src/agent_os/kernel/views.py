@@ -31,7 +31,7 @@ def _policy(kernel: "Kernel", agent: Agent) -> Mapping[str, str]:
     held = [{"handle": one.id, "capability": str(one.capability), "origin": one.origin} for one in agent.holdings]
     return {
         "capabilities.json": _json(held),
-        "rules.json": _json(list(rules.shown(policy, agent.name, agent.role, agent.above))),
+        "rules.json": _json(list(rules.shown(policy, agent.parties))),
         "mode": f"{policy.mode}\n",
         "digest": f"{policy.digest.hex()}\n",
         "budget.json": _json({"limits": account.limits, "spent": account.spent, "held": account.held}),

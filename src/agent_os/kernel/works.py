@@ -14,6 +14,7 @@ from agent_os.abi import frames
 from agent_os.abi.syscalls import Work
 from agent_os.abi.text import native, portable
 from agent_os.kernel.calls import Stream
+from agent_os.kernel.table import as_file, from_file
 from agent_os.kernel.workspace import Workspace, Workspaces, digest
 from agent_os.kernel.workspace.changes import Change
 from agent_os.kernel.workspace.landing import Report
@@ -25,13 +26,13 @@ Judge = Callable[[str, Path], Callable[[Change], Change]]
 
 def find(home: Path, name: str, directory: str | bytes = "") -> Workspace:
     kept = Workspaces(home)
-    return kept.open(name) if name else kept.latest(Path(native(directory)) if directory else None)
+    return kept.open(as_file(name)) if name else kept.latest(Path(native(directory)) if directory else None)
 
 
 def copy(home: Path, name: str, as_name: str) -> Workspace:
     """Keep the state of an ended agent under another name."""
     kept = Workspaces(home)
-    origin = kept.open(name)
+    origin = kept.open(as_file(name))
     with origin.hold(shared=True):
         return kept.copy(origin, name=as_name, agent_uid=origin.meta.agent_uid, keep=True)
 
@@ -101,7 +102,7 @@ async def _commit(workspace: Workspace, request: Work, stream: Stream, judge: Ju
 def about(workspace: Workspace) -> dict[str, Any]:
     meta = workspace.meta
     project = portable(meta.project)
-    return {"workspace": workspace.name, "mode": meta.mode, "project": project, "snapshot": meta.snapshot}
+    return {"workspace": from_file(workspace.name), "mode": meta.mode, "project": project, "snapshot": meta.snapshot}
 
 
 def _state(workspace: Workspace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_os.sandbox.hierarchies import CONTROLLERS, OURS, Column, Found, Hierarchy, detect, put, write
+from agent_os.sandbox.hierarchies import CONTROLLERS, OURS, Column, Found, Hierarchy, detect, put, weigh, write
 from agent_os.sandbox.spec import Limits
 
 _PAUSE_SECONDS = 0.002
@@ -29,12 +29,16 @@ class Group:
     found: Found
     places: list[tuple[Hierarchy, Path]]
     applied: frozenset[str] = frozenset()  # the controllers that hold a limit of this agent
+    weighed: bool = False  # its share of cpu is in force
     alarm: int = -1  # v1: readable once the group ran out of memory; `answer_alarm` says what to do then
     _over: bool = field(default=False, init=False)
     memory: tuple[Hierarchy, Path] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.memory = next((place for place in self.places if "memory" in place[0].controllers), None)
+        self.memory = self._place("memory")
+
+    def _place(self, controller: str) -> tuple[Hierarchy, Path] | None:
+        return next((place for place in self.places if controller in place[0].controllers), None)
 
     @classmethod
     def create(cls, name: str, column: Column | None = None) -> "Group":
@@ -72,8 +76,15 @@ class Group:
         self.applied = frozenset(
             name for each, path in self.places for name in each.controllers if put(path, each.v2, name, limits)
         )
+        if limits.weight is not None:
+            self.share(limits.weight)
         if "memory" in self.applied and self.memory and not self.memory[0].v2:
             self._watch_memory(self.memory[1])
+
+    def share(self, weight: int) -> None:
+        """Its part of cpu and io among others, also while it runs."""
+        if place := self._place("cpu"):
+            self.weighed = weigh(place[1], place[0].v2, weight)
 
     def enforces(self, limits: Limits) -> bool:
         """Whether the agent is capped as a whole: memory, tasks and, if it has a limit, CPU. That is level S3."""
@@ -131,6 +142,22 @@ class Group:
             return _counter(path / "memory.events", "max") > 0
         # not failcnt: newer kernels leave it at 0
         return _number(path / "memory.max_usage_in_bytes") >= _number(path / "memory.limit_in_bytes") * _NEARLY > 0
+
+    def memory_used(self, near: int = 0) -> int | None:
+        """Bytes that it holds and that nobody could take from it at once: what was only read from a disk is not
+        counted, which is a longer look and left out below `near`. None: nobody counts."""
+        if self.memory is None:
+            return None
+        hierarchy, path = self.memory
+        used = _number(f"{path}/{'memory.current' if hierarchy.v2 else 'memory.usage_in_bytes'}")
+        if used < near:
+            return used
+        return max(0, used - _counter(path / "memory.stat", "inactive_file" if hierarchy.v2 else "total_inactive_file"))
+
+    def tasks_used(self) -> int | None:
+        """Processes and threads."""
+        place = self._place("pids")
+        return _number(f"{place[1]}/pids.current") if place else None
 
     def kill(self) -> None:
         for each, path in self.places:
@@ -199,11 +226,18 @@ def _counter(path: Path, key: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)
 
 
-def _number(path: Path) -> int:
+def _number(path: Path | str) -> int:
+    """Asked of every agent, again and again: by the shortest way."""
     try:
-        return int(path.read_text())
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
+    try:
+        return int(os.read(fd, 32))
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
 
 
 def _polled(done: Callable[[], bool], timeout: float) -> bool:

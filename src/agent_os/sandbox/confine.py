@@ -55,6 +55,7 @@ class Child:
     workspace: int = -1
     listeners: list[int] = field(default_factory=list[int])
     terminal: int = -1  # the kernel's end of the agent's own terminal
+    probes: int = -1  # where its init is asked to run commands beside it
 
     def has(self, layer: str) -> bool:
         """Whether to apply a layer; noted, because the level is what was applied, not what was wished."""
@@ -86,7 +87,11 @@ def be_agent(setup: Setup, orders: socket.socket, ahead: bool) -> int:
         status.close()
         return child.setup.run_native(spec.argv)
     keep_socket = spec.env.get("AGENT_OS_FD") == "3"
-    return guest_init.run(spec.argv, spec.env, status, keep_agent_socket=keep_socket, terminal=spec.tty is not None)
+    asked = socket.socket(fileno=child.probes) if spec.probes else None
+    own_terminal = spec.tty is not None
+    return guest_init.run(
+        spec.argv, spec.env, status, keep_agent_socket=keep_socket, terminal=own_terminal, asked=asked
+    )
 
 
 def _take(child: Child, steps: "Steps") -> dict[str, object] | None:
@@ -156,6 +161,7 @@ def enter_namespaces(child: Child) -> None:
 
 def join_cgroup(child: Child) -> None:
     """C3. Before any foreign code, and before the cgroup namespace, so that its root is the agent's own group."""
+    limits.rank_for_memory(child.spec.limits)
     groups = [fd for name, fd in child.fds.items() if name.startswith("cgroup")]
     for fd in groups:
         os.write(fd, b"0")
@@ -241,12 +247,17 @@ def forget_shared_state(child: Child) -> None:
 
 
 def place_descriptors(child: Child) -> None:
-    """C14. 0–2 streams, 3 the kernel, 4 status; those from 5 on leave with `ready`. Nothing else stays open."""
+    """C14. 0–2 streams, 3 the kernel, 4 status; those from 5 on leave with `ready`, but for that of its init's
+    questions, which is last. Nothing else stays open."""
     wanted = {0: "stdin", 1: "stdout", 2: "stderr", 3: "agent", _STATUS: "status"}
     sources = {target: child.fds[name] for target, name in wanted.items() if name in child.fds}
     leaving = _leaving(child)
     sources |= dict(enumerate(leaving, _WORKSPACE))
     first_free = _WORKSPACE + len(leaving)
+    if "probes" in child.fds:
+        child.probes = first_free
+        sources[child.probes] = child.fds["probes"]
+        first_free += 1
     # first out of the way of each other, then into place
     parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for target, fd in sources.items()}
     for target in range(first_free):

@@ -1,20 +1,25 @@
 """Pid 1 of a guest or tool run: starts the command, reaps orphans, passes signals on, ends with its status.
 
 An init of our own because Linux ignores signals that pid 1 does not handle, and because whatever outlives the command
-dies with pid 1. Runs confined; holds none of the command's streams, so their end is the command's end.
+dies with pid 1. Runs confined; holds none of the command's streams, so their end is the command's end. Beside the
+command it runs others that the kernel names, to see whether the agent is well: they see what the agent sees.
 """
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
 import socket
 
 COULD_NOT_START = 125
+_LONGEST = 64 * 1024  # bytes of a question
 _FORWARDED = {
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
+    signal.SIGABRT,
     signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGUSR2,
@@ -24,9 +29,18 @@ _FORWARDED = {
 }
 
 
-def run(argv: list[str], env: dict[str, str], status: socket.socket, *, keep_agent_socket: bool, terminal: bool) -> int:
-    """Returns the exit code: the command's own, or 128+n if a signal ended it."""
-    watched = _FORWARDED | {signal.SIGCHLD}
+def run(
+    argv: list[str],
+    env: dict[str, str],
+    status: socket.socket,
+    *,
+    keep_agent_socket: bool,
+    terminal: bool,
+    asked: socket.socket | None = None,
+) -> int:
+    """Returns the exit code: the command's own, or 128+n if a signal ended it. `asked`: where the kernel names
+    commands to run beside it."""
+    watched = _FORWARDED | {signal.SIGCHLD, signal.SIGIO}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         command = _start(argv, env, keep_agent_socket, terminal)
@@ -35,13 +49,16 @@ def run(argv: list[str], env: dict[str, str], status: socket.socket, *, keep_age
         return COULD_NOT_START
     os.closerange(0, 4)
     status.close()  # only now: its end tells the kernel that the command runs
+    beside = _Beside(asked, env) if asked else None
     while True:
         received = signal.sigwait(watched)
         if received == signal.SIGCHLD:
-            ended = _reap(command)
+            ended = _reap(command, beside)
             if ended is not None:
-                code = os.waitstatus_to_exitcode(ended)
-                return code if code >= 0 else 128 - code
+                return _code(ended)
+        elif received == signal.SIGIO:
+            if beside:
+                beside.hear()
         else:
             _pass_on(command, received)
 
@@ -56,7 +73,61 @@ def _start(argv: list[str], env: dict[str, str], keep_agent_socket: bool, termin
     return os.posix_spawnp(argv[0], argv, env, file_actions=[own, *actions], setsid=True, setsigmask=())
 
 
-def _reap(command: int) -> int | None:
+class _Beside:
+    """Commands that the kernel asks for: `{"run": 3, "argv": […]}` is answered `{"ended": 3, "code": 0}`; `{"end": 3}`
+    ends it early. The socket tells of its news by SIGIO, so that there is one thing to wait for."""
+
+    def __init__(self, asked: socket.socket, env: dict[str, str]) -> None:
+        self._asked, self._env = asked, env
+        self._running: dict[int, int] = {}  # pid → number
+        asked.setblocking(False)
+        fcntl.fcntl(asked, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(asked, fcntl.F_SETFL, fcntl.fcntl(asked, fcntl.F_GETFL) | os.O_ASYNC)
+        self.hear()
+
+    def hear(self) -> None:
+        while True:
+            try:
+                message = self._asked.recv(_LONGEST)
+            except BlockingIOError:
+                return
+            if not message:  # the kernel has lost interest
+                return
+            said = json.loads(message)
+            if "run" in said:
+                self._run(said["run"], said["argv"])
+            else:
+                self._end(said["end"])
+
+    def _run(self, number: int, argv: list[str]) -> None:
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+        try:
+            pid = os.posix_spawnp(argv[0], argv, self._env, file_actions=null, setpgroup=0, setsigmask=())
+        except OSError as problem:
+            self._tell({"ended": number, "code": COULD_NOT_START, "why": problem.strerror})
+        else:
+            self._running[pid] = number
+
+    def _end(self, number: int) -> None:
+        for pid, running in self._running.items():
+            if running == number:
+                _pass_on(pid, signal.SIGKILL)
+
+    def over(self, pid: int, ended: int) -> None:
+        if (number := self._running.pop(pid, None)) is not None:
+            self._tell({"ended": number, "code": _code(ended)})
+
+    def _tell(self, said: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):  # nobody asks any more
+            self._asked.send(json.dumps(said).encode())
+
+
+def _code(ended: int) -> int:
+    code = os.waitstatus_to_exitcode(ended)
+    return code if code >= 0 else 128 - code
+
+
+def _reap(command: int, beside: _Beside | None = None) -> int | None:
     """Collect every ended child; the wait status of the command itself if it is among them."""
     result = None
     while True:
@@ -68,6 +139,8 @@ def _reap(command: int) -> int | None:
             return result
         if pid == command:
             result = ended
+        elif beside:
+            beside.over(pid, ended)
 
 
 def _pass_on(command: int, received: int) -> None:

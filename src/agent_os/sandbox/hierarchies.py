@@ -20,6 +20,7 @@ Column = Literal["v2", "v1", "rlimits"]
 CONTROLLERS = ("memory", "pids", "cpu")
 OURS = "agent-os-"
 _MB, _PERIOD_US = 1 << 20, 100_000
+_USUAL_SHARES = 1024  # of cpu, in v1
 _TRIED = Limits(memory_mb=64, pids=64, cpu_pct=50)
 
 
@@ -154,8 +155,17 @@ def _enable(own: Path, wanted: Sequence[str]) -> bool:
             except OSError:
                 _leave_leaf(own)
                 return False
+            _enable_io(own, available)
             return True
+        _enable_io(own, available)
     return False
+
+
+def _enable_io(own: Path, available: Sequence[str]) -> None:
+    """Apart from the others: it limits nothing, and shares are as good without it."""
+    if "io" in available:
+        with contextlib.suppress(OSError):
+            write(own / "cgroup.subtree_control", "+io")
 
 
 def _leaf(own: Path) -> Path:
@@ -218,6 +228,19 @@ def put(path: Path, v2: bool, name: str, limits: Limits) -> bool:
             if index == 0:
                 return False
     return bool(settings)
+
+
+def weigh(path: Path, v2: bool, weight: int) -> bool:
+    """Its share of cpu, and of io where this host has shares of that; whether the first is in force. 100 is usual."""
+    file, value = ("cpu.weight", weight) if v2 else ("cpu.shares", weight * _USUAL_SHARES // 100)
+    try:
+        write(path / file, str(value))
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        if v2:
+            write(path / "io.weight", str(weight))
+    return True
 
 
 def _reads_back(path: Path, v2: bool, name: str) -> bool:

@@ -1,9 +1,12 @@
 """An agent's limits: what each process is held to by rlimits, and who enforces which limit.
 
-`apply_rlimits` runs inside the child (step C11) and holds on every host. What bounds the agent as a whole is its
-`Group` (`cgroup.py`), on the kernel's side; `enforcers` tells the two apart for the spawn record.
+`apply_rlimits` runs inside the child (step C11) and holds on every host, as `rank_for_memory` (C3) does. What bounds
+the agent as a whole is its `Group` (`cgroup.py`), on the kernel's side; `enforcers` tells the two apart for the spawn
+record.
 """
 
+import contextlib
+import os
 import resource
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:  # the launcher imports this file and has no use for that one
 
 _MB = 1 << 20
 _QUEUED_SIGNALS = 1024
+_HEAVIEST, _MOST_KILLABLE = 800, 900  # of weights; of what Linux adds to how killable a process is
 
 
 def apply_rlimits(limits: Limits) -> None:
@@ -41,6 +45,18 @@ def bound_descriptors(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.nofile, limits.nofile))
 
 
+def rank_for_memory(limits: Limits) -> None:
+    """When the machine runs out of memory, the lighter ones go first. Anybody may make itself easier to kill. Early:
+    later the file is not ours any more."""
+    if limits.weight is not None and limits.weight < _HEAVIEST:
+        with contextlib.suppress(OSError):
+            file = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(file, str(_MOST_KILLABLE * (_HEAVIEST - limits.weight) // _HEAVIEST).encode())
+            finally:
+                os.close(file)
+
+
 def enforcers(limits: Limits, group: "Group | None" = None) -> dict[str, str]:
     """Who enforces each limit that is set, for the spawn record: the group that really has it, and what stands beside
     it or instead."""
@@ -55,9 +71,12 @@ def enforcers(limits: Limits, group: "Group | None" = None) -> dict[str, str]:
         "tmp_mb": "tmpfs size",
         "memory_mb": "nothing: no cgroup controller",
         "cpu_pct": "nothing: no cgroup controller",
+        "weight": "nothing: no cgroup controller",
     }
     if group:
         for limit, controller in (("memory_mb", "memory"), ("pids", "pids"), ("cpu_pct", "cpu")):
             if controller in group.applied:
                 by[limit] = f"cgroup {group.version(controller)} {controller}, the agent as a whole"
+        if group.weighed:
+            by["weight"] = f"cgroup {group.version('cpu')} cpu, the agent as a whole"
     return {name: by[name] for name, value in vars(limits).items() if value is not None}

@@ -119,7 +119,7 @@ class Process:
     group: Group | None
     exited: "asyncio.Future[Exit]"
     lease: Lease
-    _closing: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    probes: socket.socket | None = None  # to its init, where commands are run beside it
 
     def __post_init__(self) -> None:
         if self.group and self.group.alarm >= 0:
@@ -154,14 +154,12 @@ class Process:
         for fd in (self.pidfd, self.workspace, self.terminal):
             if fd is not None:
                 os.close(fd)
-        for listener in self.listeners:
-            listener.close()
+        for ours in (*self.listeners, *([self.probes] if self.probes else ())):
+            ours.close()
         if self.group:
             self._forget_alarm()
             self.group.remove()
         self.lease.release()
-        for give_back in self._closing:
-            give_back()
         self.pidfd = -1
 
     def ran_out_of_memory(self) -> bool:
@@ -177,10 +175,6 @@ class Process:
     def _forget_alarm(self) -> None:
         if self.group and self.group.alarm >= 0:
             self.exited.get_loop().remove_reader(self.group.alarm)
-
-    def on_close(self, give_back: Callable[[], None]) -> None:
-        """Something else to give back with this process."""
-        self._closing.append(give_back)
 
 
 class Launcher:
@@ -353,6 +347,7 @@ class Launcher:
                 opened.callback(os.close, fd)
             for name, fd in sources.items():
                 fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
+            probes = _probes(fds, opened) if spec.probes else None
             exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
             pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
             theirs.close()
@@ -364,9 +359,10 @@ class Launcher:
                 ended = await exited
                 os.close(pidfd)
                 raise _why_not_ready(problem, ended, group) from problem
+            probes = probes.dup() if probes else None  # ours from here on
         terminal = received.pop() if spec.tty else None
         listeners = [socket.socket(fileno=fd) for fd in received[1:]]
-        return Process(spec, pidfd, ready, received[0], listeners, terminal, group, exited, lease)
+        return Process(spec, pidfd, ready, received[0], listeners, terminal, group, exited, lease, probes)
 
     async def _revive(self) -> None:
         if self._gone:
@@ -440,6 +436,13 @@ class Launcher:
         self._services.close()
         for spawn_id in list(self._exits):
             self._bury(spawn_id)
+
+
+def _probes(fds: dict[str, int], opened: contextlib.ExitStack) -> socket.socket:
+    ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    ours.setblocking(False)
+    fds["probes"] = theirs.fileno()
+    return ours
 
 
 def _signal(pidfd: int, number: int) -> None:

@@ -21,9 +21,13 @@ _MODES = {"ro": "read", "rw": "read,write"}
 class Agent(Generic[P, R]):
     """A program: an `async def` whose first parameter is the context, and what it was declared to need."""
 
-    def __init__(self, function: Program[P, R], name: str, caps: list[str], extra: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Program[P, R], name: str, caps: list[str], extra: dict[str, Any], says_ready: bool = False
+    ) -> None:
         self.function, self.name, self.caps, self.extra = function, name, caps, extra
+        self.says_ready = says_ready
         self.hook: Callable[[Any], Any] | None = None
+        self.check: Callable[[Any], Any] | None = None
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
         self.parameters = _parameters(function)
 
@@ -37,6 +41,12 @@ class Agent(Generic[P, R]):
         """Decorates the function that gives the state to resume from: `def save(ctx): return …`, plain or async."""
         self.hook = hook
         return hook
+
+    def on_ping(self, check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Decorates the function that says whether the agent is well, plain or async: `False`, a sentence about what
+        is wrong or an exception mean that it is not. The kernel asks at the interval of the manifest's `[health]`."""
+        self.check = check
+        return check
 
     @property
     def entry(self) -> str:
@@ -84,6 +94,7 @@ def agent(
     http: Iterable[str] = (),
     files: Iterable[str] = (),
     tools: Iterable[Any] = (),
+    says_ready: bool = False,
     **extra: Any,
 ) -> Callable[[Program[P, R]], Agent[P, R]]: ...
 
@@ -97,15 +108,18 @@ def agent(
     http: Iterable[str] = (),
     files: Iterable[str] = (),
     tools: Iterable[Any] = (),
+    says_ready: bool = False,
     **extra: Any,
 ) -> Agent[P, R] | Callable[[Program[P, R]], Agent[P, R]]:
     """`@agent`, or `@agent(name=…, caps=[…])`. `http=["api.example.com"]`, `files=["ro:/data"]` and `tools=["clock"]`
-    are short for the capabilities they need; further words (`model`, `budget` …) are kept for the manifest."""
+    are short for the capabilities they need; further words (`model`, `budget` …) are kept for the manifest.
+    `says_ready`: it is ready when it calls `ctx.ready()`, and not by its first call."""
     needs = [*caps, *(f"net:{host}:connect" for host in http), *map(_file, files)]
     needs += [f"tool:{tool}:call" for tool in tools if isinstance(tool, str)]
 
     def declare(function: Program[P, R]) -> Agent[P, R]:
-        return Agent(function, name or function.__name__.replace("_", "-").lower(), needs, dict(extra))
+        called = name or function.__name__.replace("_", "-").lower()
+        return Agent(function, called, needs, dict(extra), says_ready)
 
     return declare(function) if function is not None else declare
 

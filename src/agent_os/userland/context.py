@@ -21,10 +21,13 @@ from agent_os.abi.syscalls import BY_NAME
 from agent_os.userland.agent import Agent
 from agent_os.userland.results import (
     Content,
+    Elevated,
     Ended,
+    Goal,
     Item,
     Made,
     Masked,
+    Monitored,
     Opened,
     Page,
     Shared,
@@ -230,8 +233,44 @@ class Context(Session):
         self, agent: str | Spawned, signal: AgentSignal, value: Any = None, **options: Unpack[Options]
     ) -> None:
         """Returns when it is true: stopped when it stands still, killed when nothing of it is left."""
-        name = agent.agent if isinstance(agent, Spawned) else agent
-        await self.syscall(syscalls.Signal(agent=name, signal=signal, value=value), **options)
+        await self.syscall(syscalls.Signal(agent=_named(agent), signal=signal, value=value), **options)
+
+    async def link(self, agent: str | Spawned, **options: Unpack[Options]) -> None:
+        """End together: whichever of the two ends abnormally takes the other along. See `trap_exit`."""
+        await self.syscall(syscalls.Link(agent=_named(agent)), **options)
+
+    async def unlink(self, agent: str | Spawned, **options: Unpack[Options]) -> None:
+        await self.syscall(syscalls.Link(agent=_named(agent), end=True), **options)
+
+    async def trap_exit(self, on: bool = True) -> None:
+        """The end of a linked agent is a notice from now on: `ctx.on("link_exit", handler)`."""
+        await self.syscall(syscalls.Trap(on=on))
+
+    async def monitor(self, agent: str | Spawned, **options: Unpack[Options]) -> int:
+        """Be told once when it ends, at once if it has: `ctx.on("monitor_down", handler)`; this number is its `ref`."""
+        return read_as(Monitored, await self.syscall(syscalls.Monitor(agent=_named(agent)), **options)).ref
+
+    async def request_elevation(
+        self, requested: str | Iterable[str], reason: str, *, seconds: float = 900, **options: Unpack[Options]
+    ) -> Elevated:
+        """Ask a person for capabilities beyond those held, for a time. Waits for the answer; EAPPROVAL: it was no."""
+        caps = [requested] if isinstance(requested, str) else list(requested)
+        request = syscalls.Elevate(caps=caps, reason=reason, ttl_ms=round(seconds * 1000))
+        return read_as(Elevated, await self.syscall(request, **options))
+
+    async def demonitor(self, ref: int) -> None:
+        await self.syscall(syscalls.Monitor(ref=ref, end=True))
+
+    async def goal(self, *, timeout: float | None = None) -> Goal | None:
+        """The next goal that somebody submitted for this agent; None if none came in time. Say `finish` when it is
+        done: until then it counts as worked on, and after a crash it is there again."""
+        answer = await self.syscall(syscalls.Take(wait_ms=None if timeout is None else max(0, round(timeout * 1000))))
+        return None if answer is None else read_as(Goal, answer)
+
+    async def finish(self, goal: str | Goal, result: Any = None, *, failure: str | None = None) -> None:
+        """A goal is done, or with `failure` given up."""
+        name = goal.id if isinstance(goal, Goal) else goal
+        await self.syscall(syscalls.Finish(goal=name, result=result, failure=failure))
 
     # What would be different the second time
 
@@ -286,6 +325,15 @@ class Context(Session):
     async def unmask(self, *signals: AgentSignal) -> set[AgentSignal]:
         return _mask(await self.syscall(syscalls.Sigmask(unblock=list(signals))))
 
+    async def ready(self) -> None:
+        """Say that this agent can serve. Without this its first call says so; `@agent(says_ready=True)` waits for
+        it."""
+        await self.syscall(syscalls.Ready())
+
+    async def alive(self) -> None:
+        """A sign of life in the midst of long work: any call is one to the watchdog of its manifest."""
+        await self.syscall(syscalls.Alive())
+
     async def check(self, name: str, **body: Any) -> dict[str, Any]:
         """Ask whether a call would pass, without making it: `check("SYS_WRITE", path=…)`."""
         if name not in BY_NAME:
@@ -296,6 +344,10 @@ class Context(Session):
         """A line for people, on stderr; not again in a replay."""
         if not self.replaying:
             print(*parts, file=sys.stderr, flush=True)
+
+
+def _named(agent: str | Spawned) -> str:
+    return agent.agent if isinstance(agent, Spawned) else agent
 
 
 def _mask(answer: Any) -> set[AgentSignal]:

@@ -79,7 +79,9 @@ async def _live(file: str, name: str | None, words: list[str]) -> int:
         program = load(file, name)
     except BaseException as raised:
         problem = raised
-    ctx = await Context.connect(_kernel(), hook=program.hook if program else None)
+    hook, check = (program.hook, program.check) if program else (None, None)
+    says_ready = program is not None and program.says_ready
+    ctx = await Context.connect(_kernel(), hook=hook, check=check, says_ready=says_ready)
     if program is None or problem:
         return await _leave(ctx, problem)
     try:

@@ -58,6 +58,27 @@ class Ended(Struct, frozen=True):
     reason: str = ""
 
 
+class Elevated(Struct, frozen=True):
+    """What was granted beside what the agent held; nothing, if it held all of it."""
+
+    granted: list[str]
+    expires_ns: int | None = None
+
+
+class Goal(Struct, frozen=True):
+    """What somebody wants done."""
+
+    id: str
+    text: str
+    inputs: dict[str, Any] = {}
+    priority: str = "normal"
+    deadline: float | None = None  # seconds since 1970
+
+
+class Monitored(Struct, frozen=True):
+    ref: int
+
+
 class Time(Struct, frozen=True):
     wall_ns: int
     mono_ns: int = 0

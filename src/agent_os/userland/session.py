@@ -73,12 +73,17 @@ class Session:
         wire.listen(self._pushed, self._watches.lost)
 
     @classmethod
-    async def connect(cls, sock: socket.socket, *, hook: Hook | None = None) -> Self:
+    async def connect(
+        cls, sock: socket.socket, *, hook: Hook | None = None, check: Hook | None = None, says_ready: bool = False
+    ) -> Self:
         """A context on a connected socket. Must be called before the program creates tasks."""
-        wire, welcome = await Wire.connect(sock, ["checkpoint"] if hook else [])
+        announced = {"checkpoint": hook, "ping": check, "ready": says_ready}
+        wire, welcome = await Wire.connect(sock, [feature for feature, there in announced.items() if there])
         places = Places(welcome.checkpoint)
         places.install(asyncio.get_running_loop())
         self = cls(wire, welcome, places, hook)
+        if check:
+            self.on("ping", lambda delivered: self._say_how_it_is(check))
         await self._seed()
         return self
 
@@ -225,6 +230,16 @@ class Session:
             print("on_checkpoint failed; the checkpoint has no state", file=sys.stderr)
             traceback.print_exc()
             return None
+
+    async def _say_how_it_is(self, check: Hook) -> None:
+        """The kernel asked whether the agent is well."""
+        try:
+            said = check(self)
+            said = await said if inspect.isawaitable(said) else said
+            ok, why = (False, said) if isinstance(said, str) else (said is not False, "")
+        except Exception as problem:  # the author's code; what it raised is what is wrong
+            ok, why = False, "".join(traceback.format_exception_only(problem)).strip()
+        await self.syscall(syscalls.Alive(ok=ok, why=why))
 
     async def _begin_again(self, checkpoint: str) -> None:
         self._places.begin_again(checkpoint)

@@ -171,7 +171,7 @@ class Rule:
     rate: Few | None = None
 
 
-READER, PLANNER = (["reader"], "worker"), (["boss"], "planner")
+READER, PLANNER = [("reader", "worker")], [("boss", "planner")]
 
 
 def crossings(now: list[float], *rules: Rule) -> Crossings:
@@ -182,10 +182,10 @@ def test_a_closed_type_crosses_only_where_a_rule_names_both_and_the_type() -> No
     some = crossings([0.0], Rule())
     assert some.crosses(READER, PLANNER, "report", REPORT, GOOD, IDS)
     assert not some.crosses(READER, PLANNER, "other", REPORT, GOOD, IDS)
-    assert not some.crosses((["writer"], "worker"), PLANNER, "report", REPORT, GOOD, IDS)
-    assert not some.crosses(READER, (["boss"], "worker"), "report", REPORT, GOOD, IDS)
+    assert not some.crosses([("writer", "worker")], PLANNER, "report", REPORT, GOOD, IDS)
+    assert not some.crosses(READER, [("boss", "worker")], "report", REPORT, GOOD, IDS)
     assert not crossings([0.0]).crosses(READER, PLANNER, "report", REPORT, GOOD, IDS)
-    assert not some.crosses((["reader", "writer"], "worker"), PLANNER, "report", REPORT, GOOD, IDS), (
+    assert not some.crosses([("reader", "worker"), ("writer", "worker")], PLANNER, "report", REPORT, GOOD, IDS), (
         "writer named it so"
     )
 

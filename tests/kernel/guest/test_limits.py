@@ -15,8 +15,8 @@ from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
 
-def test_every_limit_but_the_wall_clock_can_be_set() -> None:
-    assert set(NAMES) == set(asdict(Limits())) - {"wall_s"}
+def test_every_limit_but_the_wall_clock_and_the_share_of_a_manifest_can_be_set() -> None:
+    assert set(NAMES) == set(asdict(Limits())) - {"wall_s", "weight"}
 
 
 def test_what_is_set_is_changed_and_nothing_else() -> None:

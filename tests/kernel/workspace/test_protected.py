@@ -13,7 +13,7 @@ NAMED = [
     ".git/config", ".git/hooks/pre-commit", ".git", ".gitattributes", ".gitmodules", ".envrc", "conftest.py",
     "sitecustomize.py", "x.pth", "package.json", ".npmrc", "Makefile", ".mcp.json", "AGENTS.md", "CLAUDE.md",
     ".claude/settings.json", ".vscode/tasks.json", ".github/workflows/ci.yml",
-    ".agent.toml", ".agents/fixer.agent.toml",
+    ".agent.toml", "made.agent.json", ".agents/fixer.agent.toml",
     ".bashrc", ".bash_profile", ".profile", ".zshrc", ".zshenv", ".zprofile", ".cshrc", ".config/fish/config.fish",
     "hooks/update", ".husky/pre-commit", ".githooks/x", "scripts/pre-push",
 ]  # fmt: skip

@@ -61,6 +61,7 @@ class Approval(Struct, frozen=True):
     via: str = ""
     scope: str = ""
     note: str = ""  # of whoever decided
+    holds: list[str] = []  # of an agent that asks for more than it holds
 
     @property
     def syscall(self) -> str:

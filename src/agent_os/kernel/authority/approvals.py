@@ -34,7 +34,7 @@ from agent_os.kernel.authority.answers import (
     require_pending,
     standing_of,
 )
-from agent_os.kernel.authority.questions import Ask, Redact, arguments
+from agent_os.kernel.authority.questions import HOLDS, Ask, Redact, arguments
 from agent_os.kernel.journal.draft import Draft
 
 APPROVALS, STANDING, _NUMBER = "approvals", "standing", "approval"
@@ -181,6 +181,7 @@ class Approvals:
             created_ns=now,
             deadline_ns=now + int(ask.deadline_s * 1e9),
             handle=ask.handle,
+            holds=list(ask.facts.get(HOLDS, ())),
         )
         self._all[one.id] = one
         self._latest[one.digest] = one.id

@@ -134,9 +134,17 @@ class Authority:
             raise
         return handle
 
-    def _granted(self, agent: str, capability: Capability, by: str) -> tuple[Handle, Draft]:
+    def elevate(self, agent: str, capability: Capability) -> Handle:
+        """What a person has agreed to when asked by the agent itself. On the record before the answer to that call."""
+        handle, draft = self._granted(agent, capability, "approval", origin="elevation")
+        self._journal.put(draft, sync=True, puts=[kept(handle), _numbered()])
+        return handle
+
+    def _granted(
+        self, agent: str, capability: Capability, by: str, *, origin: str = "operator"
+    ) -> tuple[Handle, Draft]:
         canonical = capability.canonical
-        handle = self.holdings(agent).grant(capability, "operator", seq=self._journal.next_seq)
+        handle = self.holdings(agent).grant(capability, origin, seq=self._journal.next_seq)
         told = {"handle": handle.id, "capability": canonical, "by": by}
         draft = Draft(agent, Kind.GRANT, handle=handle.id, capability_digest=handle.digest)
         draft.body = frames.encode_body(told)

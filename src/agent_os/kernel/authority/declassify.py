@@ -192,7 +192,7 @@ class DeclassifyRule(Protocol):
     def rate(self) -> Rate | None: ...
 
 
-Party = tuple[Sequence[str], str]  # an agent's name and those of all above it, which did not choose theirs; its role
+Parties = Sequence[tuple[str, str]]  # an agent's name and role, and those of all above it
 
 
 class Crossings:
@@ -202,7 +202,7 @@ class Crossings:
         self._rules, self._clock = rules, clock
         self._bucket: dict[tuple[str, str, str], tuple[float, float]] = {}  # crossings left, as of when
 
-    def crosses(self, sender: Party, receiver: Party, kind: str, schema: Schema, value: Any, ids: Ids) -> bool:
+    def crosses(self, sender: Parties, receiver: Parties, kind: str, schema: Schema, value: Any, ids: Ids) -> bool:
         """True: the receiver's label is not joined, and the crossing is to be recorded. False: a message like any
         other. ETYPE: not what its type says. EAGAIN: too many, so that bits cannot be sent one by one for ever."""
         rule = self._named(sender, receiver, kind)
@@ -213,7 +213,7 @@ class Crossings:
         self._take((sender[0][0], receiver[0][0], kind), count, seconds)
         return True
 
-    def _named(self, sender: Party, receiver: Party, kind: str) -> DeclassifyRule | None:
+    def _named(self, sender: Parties, receiver: Parties, kind: str) -> DeclassifyRule | None:
         fitting = (one for one in self._rules() if one.type == kind and _is_about(one.sender, sender))
         return next((one for one in fitting if _is_about(one.receiver, receiver)), None)
 
@@ -230,10 +230,9 @@ class Crossings:
         self._bucket[pair] = (left - 1, now)
 
 
-def _is_about(whom: Whom, party: Party) -> bool:
-    """A child chooses its own name, so a name that may send what it carries away must be its family's as well."""
-    names, role = party
-    return all(whom.covers(name, role) for name in names)
+def _is_about(whom: Whom, parties: Parties) -> bool:
+    """A child chooses its own name and role, so who may send what it carries away must be its family's as well."""
+    return all(whom.covers(name, role) for name, role in parties)
 
 
 # What a message brings.
@@ -244,10 +243,7 @@ class Agent(Protocol):
     def id(self) -> str: ...
 
     @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def role(self) -> str: ...
+    def parties(self) -> Parties: ...
 
 
 class Received(NamedTuple):
@@ -275,8 +271,7 @@ class Border:
         label = self._labels.of(sender.id)
         if label is CLEAN:  # there is nothing to leave behind
             return Received(CLEAN, False, ())
-        parties = (sender.names, sender.role), (receiver.names, receiver.role)
-        if self._crossings.crosses(*parties, kind, schema, value, ids):
+        if self._crossings.crosses(sender.parties, receiver.parties, kind, schema, value, ids):
             return Received(CLEAN, True, ())
         return self._joined(label, receiver)
 

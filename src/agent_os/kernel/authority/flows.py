@@ -82,8 +82,17 @@ FLOWS: Mapping[int, Flow] = {
         "SYS_RANDOM": Flow(),
         "SYS_APPROVE_WAIT": Flow(Brings.PERSON),
         "SYS_SIGMASK": Flow(),
+        "SYS_LINK": Flow(Brings.NOTICES),
+        "SYS_MONITOR": Flow(Brings.NOTICES),
+        "SYS_TRAP": Flow(),
+        "SYS_TAKE": Flow(Brings.PERSON),  # an operator's goal is trusted
+        "SYS_FINISH": Flow(stamps=Stamps.AGENT),  # its result, for whoever waits
+        "SYS_ELEVATE": Flow(Brings.PERSON),
+        "SYS_READY": Flow(),
+        "SYS_ALIVE": Flow(),
         "OP_RUN": Flow(Brings.PERSON, Stamps.CHILD),  # an operator's goal is trusted
         "OP_SIGNAL": Flow(Brings.PERSON, Stamps.AGENT),
+        "OP_SUBMIT": Flow(Brings.PERSON, Stamps.AGENT),  # whoever takes it up
         "OP_RESOLVE": Flow(Brings.PERSON, Stamps.AGENT),  # a result in an operator's words
         **dict.fromkeys(
             (
@@ -100,7 +109,9 @@ FLOWS: Mapping[int, Flow] = {
                     "OP_REVOKE",
                     "OP_EXPLAIN",
                 ),
-                *("OP_RULES", "OP_APPLY_RULES"),
+                *("OP_RULES", "OP_APPLY_RULES", "OP_APPLY", "OP_DELETE", "OP_START", "OP_STOP", "OP_RESTART"),
+                *("OP_DECLARED", "OP_HISTORY", "OP_REACH", "OP_HEALTH"),
+                *("OP_PRIORITIZE", "OP_QUEUE", "OP_GOAL", "OP_WITHDRAW", "OP_LINKS"),
             ),
             _LOOK,
         ),

@@ -22,6 +22,7 @@ SCOPES = ("once", "session", "always")
 _LONGEST = 512  # characters of a text that are shown
 _MOST = 64  # elements
 _DEEPEST = 8
+HOLDS = "holds"  # among the facts of a call that asks for more: what its agent has
 Redact = Callable[[str], str]
 
 

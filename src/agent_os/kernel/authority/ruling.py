@@ -21,7 +21,7 @@ from agent_os.kernel.authority.policy.layers import STRICTNESS, Current, Decisio
 from agent_os.kernel.authority.policy.rules import Effect, Mode, PolicyFile, Rule
 from agent_os.kernel.authority.questions import Question
 from agent_os.kernel.calls import GO, SAID, Act, Door, Need
-from agent_os.kernel.table import Agent
+from agent_os.kernel.table import Agent, Party
 
 KEPT = "policies"  # the bucket: agent → the files of its project, as its first life found them
 _READ = BY_NAME["SYS_READ"].number
@@ -116,17 +116,17 @@ def decide(
     policy: Policy, agent: Agent, needs: Sequence[Need], facts: Facts = NO_FACTS, *, folds: bool = False
 ) -> Decision:
     """The strictest of what holds for an agent and for all above it: it chose its own name, or they did."""
-    decision = policy.decide_all(agent.name, agent.role, needs, facts, folds=folds)
-    if not agent.above:  # most
-        return decision
-    return strictest([decision, *(policy.decide_all(name, "", needs, facts, folds=folds) for name in agent.above)])
+    roles = agent.order.get("roles", ())
+    if not agent.above and len(roles) < 2:  # most, and this is asked of every call
+        return policy.decide_all(agent.name, roles[0] if roles else "", needs, facts, folds=folds)
+    return strictest([policy.decide_all(name, role, needs, facts, folds=folds) for name, role in agent.parties])
 
 
 def forbidden(
-    policy: Policy, names: Sequence[str], need: Need, facts: Facts = NO_FACTS, *, folds: bool = False
+    policy: Policy, parties: Sequence[Party], need: Need, facts: Facts = NO_FACTS, *, folds: bool = False
 ) -> Decision | None:
     """Only what a rule about one of these forbids in so many words."""
-    each = (policy.forbidden(name, "", need, facts, folds=folds) for name in names)
+    each = (policy.forbidden(name, role, need, facts, folds=folds) for name, role in parties)
     found = [one for one in each if one]
     return strictest(found) if found else None
 
@@ -150,7 +150,7 @@ def weigh(policy: Policy, agent: Agent, needs: Sequence[Need], facts: Facts = NO
             if path:
                 other = Need("file", need.action, path)
                 folds = policy.sees_case(other) and root.folds(need.target)
-                found += (policy.restricted(name, "", other, facts, folds=folds) for name in agent.names)
+                found += (policy.restricted(name, role, other, facts, folds=folds) for name, role in agent.parties)
     more = [one for one in found if one]
     return strictest([decision, *more]) if more else decision
 
@@ -195,7 +195,7 @@ class PolicyStep:
         found: dict[str, Rule] = {}
         for need in door.leads:
             host = need.target.partition("/")[0]
-            hits = (hit for name in caller.names for hit in policy.find(name, "", need, facts))
+            hits = (hit for name, role in caller.parties for hit in policy.find(name, role, need, facts))
             within = rules_within(policy, caller, host) if door.hides else []
             for rule in (*(hit.rule for hit in hits if policy.files[hit.slot].mode is not Mode.SHADOW), *within):
                 if rule.effect is Effect.FORBID:
@@ -216,8 +216,8 @@ class PolicyStep:
         """All or none of the rates take this call; those that did before it waited, not again. Which did by now. What
         an agent does counts for everybody above it that the rule is about: no family is quicker than its head."""
         found: dict[object, Bucket] = {}
-        for rule, name in ((rule, name) for rule in rules for name in agent.names if rule.about([name])):
-            key = (name, rule.where.file, rule.id)
+        for rule, party in ((rule, party) for rule in rules for party in agent.parties if rule.about([party])):
+            key = (party[0], rule.where.file, rule.id)
             if rule.rate is None or key in counted:
                 continue
             rate = Rate(rule.rate.count, int(rule.rate.seconds * 1000))
@@ -237,7 +237,7 @@ def _require_size(policy: Policy, agent: Agent, needs: Sequence[Need], decision:
     most = decision.limits.get("max_size", size)
     if size <= most:
         return
-    hits = (hit for need in needs for name in agent.names for hit in policy.find(name, agent.role, need))
+    hits = (hit for need in needs for name, role in agent.parties for hit in policy.find(name, role, need))
     rule = next((hit.rule for hit in hits if hit.limits.get("max_size") == most), None)
     who, where = (f"the rule {rule.id!r}", str(rule.where)) if rule else ("a rule", "")
     reason = f"{who} allows {most:,} bytes in one call, and this has {size:,}"
@@ -261,7 +261,7 @@ def rules_within(policy: Policy, caller: Agent, host: str) -> list[Rule]:
         parts = [one.target for one in rule.what if one.kind == "http" and not whole.within(one.target)]
         if not any(one.matches_host(host) for one in parts):
             continue
-        if not rule.about(caller.names):
+        if not rule.about(caller.parties):
             continue
         if rule.effect is Effect.FORBID:
             reason = f"the rule {rule.id!r} forbids a part of {host}, and a tunnel would hide it"

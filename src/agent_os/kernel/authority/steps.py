@@ -317,7 +317,8 @@ class ApprovalStep:
 
 def _questions(passing: Marked) -> list[Question]:
     act = passing.act
-    own = [Question("call", act.ask)] if act.ask else []
+    once = () if act.needs else ("once",)  # an answer can only stand for what has a name
+    own = [Question("call", act.ask, scopes=once)] if act.ask else []
     return [*passing.marks.questions, *own]
 
 

@@ -55,7 +55,7 @@ def default_limits() -> Limits:
 
 def unenforced(enforced_by: dict[str, str]) -> tuple[str, ...]:
     """What to tell the operator about limits that were asked for and that nobody keeps here."""
-    names = [name for name, who in enforced_by.items() if who.startswith("nothing")]
+    names = [name for name, who in enforced_by.items() if who.startswith("nothing") and name in NAMES]
     why = "no cgroup controller we may use; agentctl doctor says how to get one"
     return tuple(f"--limit {name} is not enforced here: {why}" for name in names)
 

@@ -369,11 +369,6 @@ class Vfs:
         cleared: Sequence[Put] = working.clear() if isinstance(working, StoreBackend) else ()
         return [*cleared, *self._shares.drop(agent, WORKING), *self._shares.outlive(agent), *root.forget()]
 
-    def pinned_blobs(self) -> set[bytes]:
-        """Bodies that versions of the trees in use need; the collector leaves them."""
-        stored = (mount.backend for root in self._roots.values() for mount in root.backends())
-        return {digest for backend in stored if isinstance(backend, StoreBackend) for digest in backend.bodies()}
-
     def shutdown(self) -> None:
         for root in self._roots.values():
             root.close()

@@ -91,9 +91,6 @@ class Root:
         self.watches.notify = deliver
         self.watches.flush()
 
-    def flush_notices(self) -> None:
-        self.watches.flush()
-
     # Mounts.
 
     def mount(self, at: str, backend: Backend) -> None:

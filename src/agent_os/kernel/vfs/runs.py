@@ -7,7 +7,6 @@ label of whoever wrote it: an old version stays as tainted as it was, whatever r
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -106,10 +105,6 @@ class Run:
 
     def mark(self, version: int) -> Mark | None:
         return next((mark for mark in self.marks if mark.version == version), None)
-
-    def bodies(self) -> Iterator[bytes]:
-        for row in self.parts or []:
-            yield from (part[0] for part in row if not isinstance(part, bytes))
 
 
 def _digest(source: Source, block: bytes) -> bytes:

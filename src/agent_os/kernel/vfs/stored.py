@@ -332,14 +332,6 @@ class StoreBackend:
         self._bytes = self._removed_bytes = self._floor = 0
         return [Put(self._bucket, key, None) for key in dict.fromkeys(keys)]
 
-    def bodies(self) -> Iterator[bytes]:
-        """What the store's collector must leave."""
-        self._load()
-        for path, entry in self._entries.items():
-            for run in entry.runs:
-                run.load(self._store, self._bucket, path)
-                yield from run.bodies()
-
     # The tree in memory.
 
     def _load(self) -> None:

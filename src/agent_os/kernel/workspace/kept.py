@@ -29,7 +29,7 @@ from agent_os.kernel.workspace.landing import Intent, Landing, Report, select, w
 
 MODES = ("overlay", "copy", "bind", "tmpfs")
 _KEPT = ("overlay", "copy")  # modes that leave something to decide about
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}(?:~[a-z0-9][a-z0-9_.-]{0,62})?")  # ~: the / of an agent's
 _ABANDONED_NS = 60 * 10**9  # a workspace this old is held by its agent, or by nobody
 _CLOCK_REALTIME_COARSE = 5  # the clock that stamps files; not named by the standard library
 

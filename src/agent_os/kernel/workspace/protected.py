@@ -18,7 +18,7 @@ _FILES = {
     # No ordinary file is called HEAD, and without one no directory can pass as a bare repository with its own config.
     "head",
 }  # fmt: skip
-_SUFFIXES = (".pth", ".agent.toml")
+_SUFFIXES = (".pth", ".agent.toml", ".agent.json")
 _SHELL_START = {
     ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".inputrc",
     ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".shrc",

@@ -118,9 +118,9 @@ def test_the_policy_of_one_agent_is_what_is_about_it() -> None:
     rules = policy(
         "a forbid tool:x:call", 'b allow tool:y:call | agents = ["anna"]', 'c ask tool:z:call | agents = ["role:boss"]'
     )
-    assert [line.id for line in effective(rules, "anna", "worker")] == ["a", "b"]
-    assert [line.id for line in effective(rules, "ben", "boss")] == ["a", "c"]
-    assert str(effective(rules, "ben", "boss")[1].where) == "p.toml:14"
+    assert [line.id for line in effective(rules, [("anna", "worker")])] == ["a", "b"]
+    assert [line.id for line in effective(rules, [("ben", "boss")])] == ["a", "c"]
+    assert str(effective(rules, [("ben", "boss")])[1].where) == "p.toml:14"
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,19 @@ def test_what_is_no_plain_file_of_a_project_is_refused(tmp_path: Path, strange: 
         texts_of(tmp_path)
 
 
-def test_a_rule_about_a_role_does_not_load_while_nobody_has_one(tmp_path: Path) -> None:
+def test_a_rule_about_a_role_that_nobody_can_have_does_not_load(tmp_path: Path) -> None:
     rule = '[[rule]]\nid = "a"\neffect = "forbid"\nwhat = ["tool:x:call"]\nagents = ["anna", "role:worker"]\n'
-    told = refused(Place(Layer.OPERATOR, write(tmp_path / "a.toml", GOOD + rule), "a"))
-    assert told == ["a:7: 'role:worker': nobody has a role yet, roles come with manifests; name the agents"]
+    told = refused(Place(Layer.OPERATOR, write(tmp_path / "a.toml", GOOD + rule.replace("worker", "wroker")), "a"))
+    assert told == ["a:7: 'role:wroker': there is no such role; did you mean 'worker'?"]
     crossing = '[[declassify]]\nfrom = "anna"\nto = "role:planner"\ntype = "report"\n'
     told = refused(Place(Layer.OPERATOR, write(tmp_path / "a.toml", GOOD + crossing), "a"))
-    assert told[0].startswith("a:5: 'role:planner': nobody has a role yet")
-    assert load([Place(Layer.OPERATOR, write(tmp_path / "a.toml", GOOD + rule.replace("role:worker", "w*")))])
+    assert told[0].startswith("a:5: 'role:planner': there is no such role; there is root, supervisor")
+    for role in ("worker", "custom(analytics)", "custom:analytics"):
+        policy = load([Place(Layer.OPERATOR, write(tmp_path / "a.toml", GOOD + rule.replace("worker", role)))])
+        ((_, loaded),) = [one for one in policy.rules() if one[1].id == "a"]
+        known = "worker" if role == "worker" else "custom(analytics)"
+        assert loaded.about([("somebody", known)])
+        assert not loaded.about([("somebody", "service"), ("else", "")])
 
 
 def test_two_files_of_a_layer_have_no_rule_of_the_same_id(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from agent_os.abi.syscalls import Effect as Class
 from agent_os.kernel.authority import capability, flows
 from agent_os.kernel.authority.labels import Label
 from agent_os.kernel.authority.policy.layers import Decision, Policy
-from agent_os.kernel.authority.policy.lines import Path, TooDeep, toml_lines
 from agent_os.kernel.authority.policy.problems import Problems, Where, nearest
 from agent_os.kernel.authority.policy.rules import Effect
 from agent_os.kernel.calls import Need
+from agent_os.manifest.lines import Path, TooDeep, toml_lines
 
 _KEYS = ("name", "agent", "role", "call", "args", "label", "expect", "rule")
 _REQUIRED = ("name", "agent", "call", "expect")

@@ -95,12 +95,12 @@ def _all_three(policy: Policy, held: Mapping[str, Sequence[Capability]], tools: 
                 yield Finding(rules[0].where, "rule-of-two", rules[0].id, why)
 
 
-def effective(policy: Policy, name: str, role: str, above: Sequence[str] = ()) -> list[Line]:
-    """Every rule about this agent, or about those above it, from the top."""
+def effective(policy: Policy, parties: Sequence[tuple[str, str]]) -> list[Line]:
+    """Every rule about an agent, or about those above it, each a name and a role; from the top."""
     return [
         Line(file.layer, rule.effect, tuple(str(what) for what in rule.what), rule.id, rule.where, file.mode)
         for file, rule in policy.rules()
-        if rule.about([name], role) or rule.about(above)
+        if rule.about(parties)
     ]
 
 

@@ -22,6 +22,7 @@ from agent_os.kernel.authority.policy.security import Tools, read_security
 
 ORGANISATION = Path("/etc/agent-os/policy.toml")
 OPERATOR = "policy.toml"  # in the kernel's home
+ROLES = ("root", "supervisor", "service", "worker", "user")
 PROJECT_FILES = (".agents/security.md", ".agents/policy.toml")
 
 
@@ -32,9 +33,9 @@ class Place(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A file of a project, as it was read."""
+    """A file of a project, as it was read; or what a manifest says, as a file would."""
 
-    name: str  # as in PROJECT_FILES
+    name: str  # as in PROJECT_FILES; of a manifest whatever else
     data: bytes
 
 
@@ -78,12 +79,14 @@ def texts_of(project: Path) -> list[Text]:
 
 
 def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) -> tuple[PolicyFile, ...]:
-    """EINVAL `policy.invalid`: the problems of all of them."""
+    """EINVAL `policy.invalid`: the problems of all of them. What is no file of the project is its agent's manifest."""
     files: list[PolicyFile] = []
     problems: list[Problem] = []
     for text in texts:
+        own = text.name in PROJECT_FILES
+        layer, file = (Layer.PROJECT, f"{project}/{text.name}") if own else (Layer.MANIFEST, text.name)
         try:
-            files.append(parse(text.data, f"{project}/{text.name}", Layer.PROJECT, tools))
+            files.append(parse(text.data, file, layer, tools))
         except EINVAL as error:
             problems += problems_of(error)
     if problems:
@@ -108,7 +111,7 @@ def load(places: Iterable[Place], tools: Tools | None = None, base: Policy | Non
 def parse(data: bytes, file: str, layer: Layer, tools: Tools | None = None) -> PolicyFile:
     """A rule file, or what a project says in Markdown or YAML."""
     if not file.endswith((".md", ".yaml", ".yml")):
-        return read(data, file, layer, roles=False)
+        return read(data, file, layer, roles=ROLES)
     if layer is not Layer.PROJECT:
         refuse([Problem(Where(file, 0), "this format is a project's; other layers are written in TOML")])
     return read_security(data, file, tools or {})

@@ -7,12 +7,12 @@ is an error: a rule that is read only in part would hold only in part.
 
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.kernel.authority.capability import Capability
 from agent_os.kernel.authority.policy.conditions import require_real, rule_capability
-from agent_os.kernel.authority.policy.lines import Path, TooDeep, toml_lines
 from agent_os.kernel.authority.policy.problems import Problems, nearest
 from agent_os.kernel.authority.policy.rules import (
     SCOPES,
@@ -29,6 +29,7 @@ from agent_os.kernel.authority.policy.rules import (
     Subject,
     parse_duration,
 )
+from agent_os.manifest.lines import Path, TooDeep, toml_lines
 
 VERSION = 1
 MOST_BYTES = 8 << 20
@@ -55,8 +56,9 @@ Table = Mapping[str, Any]
 T = TypeVar("T")
 
 
-def read(data: bytes, file: str, layer: Layer, *, roles: bool = True) -> PolicyFile:
-    """One policy file. EINVAL `policy.invalid`: all that is wrong with it. `roles`: whether anybody has one."""
+def read(data: bytes, file: str, layer: Layer, *, roles: Sequence[str] = ()) -> PolicyFile:
+    """One policy file. EINVAL `policy.invalid`: all that is wrong with it. `roles`: those that there are, beside custom
+    ones; none: whatever is written."""
     problems = Problems(file)
     most = MOST_BYTES if layer in _TRUSTED else MOST_BYTES_BELOW
     if len(data) > most:
@@ -72,7 +74,8 @@ def read(data: bytes, file: str, layer: Layer, *, roles: bool = True) -> PolicyF
     except TooDeep as error:
         problems.add(error.line, str(error))
     else:
-        policy = _Reader(found, lines, problems, layer, Subject.parse if roles else _named).file(file, data)
+        subject = partial(_subject, roles) if roles else Subject.parse
+        policy = _Reader(found, lines, problems, layer, subject).file(file, data)
         problems.settle()
         return policy
     problems.settle()
@@ -293,12 +296,12 @@ class _Reader:
 _VERBS = {Effect.ALLOW: "allows", Effect.ASK: "asks", Effect.FORBID: "forbids"}
 
 
-def _named(text: str) -> Subject:
-    """Nobody has a role yet, so a rule about one would never hold, and be believed."""
+def _subject(roles: Sequence[str], text: str) -> Subject:
+    """A rule about a role that nobody can have would never hold, and be believed."""
     found = Subject.parse(text)
-    if found.role:
-        reason = f"{text!r}: nobody has a role yet, roles come with manifests; name the agents"
-        raise EINVAL("policy.agents", reason)
+    if found.role and found.role not in roles and not found.role.startswith("custom("):
+        near = nearest(found.role, roles) or f"; there is {', '.join(roles)} and custom(LABEL)"
+        raise EINVAL("policy.agents", f"{text!r}: there is no such role{near}")
     return found
 
 

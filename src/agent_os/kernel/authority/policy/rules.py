@@ -18,6 +18,8 @@ from agent_os.kernel.authority.patterns import Flaw, Pattern
 from agent_os.kernel.authority.policy.problems import Where
 
 SCOPES = ("once", "session", "always")
+_LABEL = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
+_CUSTOM = re.compile(rf"custom(?:\(({_LABEL})\)|:({_LABEL}))", re.ASCII)
 _NAMES = re.compile(r"[a-z0-9_.*/-]+")  # of agents, with their namespaces
 
 
@@ -76,7 +78,9 @@ class Subject:
         """A name, a pattern of names, or `role:NAME`."""
         if text.startswith("role:"):
             role = text.removeprefix("role:")
-            if not role.replace("-", "").replace("_", "").isalnum():
+            if custom := _CUSTOM.fullmatch(role):
+                role = f"custom({custom[1] or custom[2]})"
+            elif not role.replace("-", "").replace("_", "").isalnum():
                 raise EINVAL("policy.agents", f"{text!r} names no role", hint="as in role:worker")
             return cls(text, role=role)
         if not text:
@@ -116,8 +120,9 @@ class Rule:
         """As nobody of another layer can call a rule: what a person has agreed to is bound to it."""
         return f"{self.layer.name.lower()}:{self.id}"
 
-    def about(self, names: Iterable[str], role: str = "") -> bool:
-        return any(subject.covers(name, role) for name in names for subject in self.agents)
+    def about(self, parties: Iterable[tuple[str, str]]) -> bool:
+        """Of names with their roles, any."""
+        return any(subject.covers(name, role) for name, role in parties for subject in self.agents)
 
 
 @dataclass(frozen=True)

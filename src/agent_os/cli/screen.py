@@ -1,0 +1,80 @@
+"""Tables that fit the terminal, and views that are drawn again in place of the last.
+
+In: lines to show. Out: the terminal. Where stdout is no terminal nothing moves and nothing is cut: each picture follows
+the last.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+from agent_os.cli.output import plain, table, width
+
+_CLEAR = "\x1b[H\x1b[2J"
+_LAST_COLUMN = 16  # columns that it wants
+
+
+def cut(line: str, columns: int) -> str:
+    """The line, or what fits of it and a sign that there was more."""
+    if width(line) <= columns:
+        return line
+    kept, used = "", 0
+    for char in line:
+        used += width(char)
+        if used > columns - 1:
+            break
+        kept += char
+    return f"{kept}…"
+
+
+def columns() -> int | None:
+    """Of the terminal; None where there is none to fit into."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fitted(text: str) -> str:
+    """Every line cut to the terminal, so that a table stays one."""
+    room = columns()
+    return text if room is None else "\n".join(cut(line, room) for line in text.splitlines())
+
+
+def listed(rows: Sequence[Sequence[str]], headings: Sequence[str], spare: Sequence[str]) -> str:
+    """A table for the terminal. Where that is too narrow, columns are left out in the order of `spare`, so that the
+    last one, in which the news is, can still be read."""
+    room = columns()
+    if room is None:
+        return table(rows, headings)
+    kept = fitting(rows, headings, spare, room)
+    return fitted(table([[row[at] for at in kept] for row in rows], [headings[at] for at in kept]))
+
+
+def fitting(rows: Sequence[Sequence[str]], headings: Sequence[str], spare: Sequence[str], room: int) -> list[int]:
+    """The columns of a table that have their place in so much room, two blanks between any two."""
+    kept = list(range(len(headings)))
+    widths = [max(width(plain(line[at])) for line in (headings, *rows)) for at in kept]
+    for name in filter(headings.__contains__, spare):
+        if sum(widths[at] + 2 for at in kept[:-1]) + _LAST_COLUMN <= room:
+            break
+        kept.remove(list(headings).index(name))
+    return kept
+
+
+def again(draw: Callable[[], object], every: float, *, watch: bool) -> None:
+    """Draw once, or with `watch` until Ctrl-C: leaving a view is no failure."""
+    try:
+        while True:
+            if watch and sys.stdout.isatty():
+                click.echo(_CLEAR, nl=False)
+            draw()
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(every)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())

@@ -1,0 +1,77 @@
+"""`agentctl tree`: who supervises whom, with the state of each. The rows are those of `ps`."""
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from agent_os.abi.errors import EHOSTUNREACH, ESRCH
+from agent_os.cli.changes import say
+from agent_os.cli.members import SPARE, Row, cells, coloured, in_tree, is_shown, members, now, restarts
+from agent_os.cli.output import plain, print_json, shortened
+from agent_os.cli.screen import again, listed
+from agent_os.client.start import session
+
+_EVERY_S = 1.0
+_NONE = "no kernel is running: agentctl up starts one, agentctl apply -f DIR declares agents"
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", help="Format.")
+@click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
+@click.option("--all", "everybody", is_flag=True, help="Also those that are stopped or have completed.")
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+def tree(name: str | None, output: str, as_json: bool, everybody: bool, watch: bool) -> None:
+    """Show who supervises whom: all agents, or NAME and those below it.
+
+    RESTARTS is how many of its restarts in a row an agent has used; it comes back to 0 by running on.
+    """
+    shape = "json" if as_json else output
+    again(lambda: _draw(name, shape, everybody), _EVERY_S, watch=watch)
+
+
+def _draw(name: str | None, shape: str, everybody: bool) -> None:
+    rows = asyncio.run(_rows(everybody))
+    if not rows:
+        say(_NONE)
+    found = list(in_tree(rows, _top(rows, name))) if rows else []
+    if shape == "json":
+        print_json({"agents": [row for _, row in found]})
+    elif shape == "name":
+        for _, row in found:
+            click.echo(plain(row["name"]))
+    elif found:
+        click.echo(drawn(found))
+
+
+def drawn(found: Sequence[tuple[str, Row]]) -> str:
+    headings = ("NAME", "ROLE", "STATE", "ISO", "AGE", "MEMORY", "RESTARTS", "NOW")
+    rows = [(f"{lead}{row['name']}", *cells(row), restarts(row), shortened(now(row))) for lead, row in found]
+    lines = listed(rows, headings, SPARE).splitlines()
+    return "\n".join([lines[0], *map(coloured, lines[1:], (row["state"] for _, row in found))])
+
+
+def _top(rows: Sequence[Row], name: str | None) -> str:
+    if name is None:
+        return rows[0]["id"]
+    found = next((row["id"] for row in rows if name in (row["id"], row["name"])), None)
+    if found is None:
+        hint = "agentctl tree --all lists everybody"
+        raise ESRCH("agent.unknown", f"there is no agent {name!r} to look at", hint=hint)
+    return found
+
+
+async def _rows(everybody: bool) -> list[Row]:
+    try:
+        async with session(start=False) as (client, _):
+            rows = await members(client, ended=everybody)
+    except EHOSTUNREACH:
+        return []
+    # A supervisor that is over is drawn as long as somebody below it is.
+    kept = {row["id"] for row in rows if everybody or is_shown(row)}
+    above = {row["id"]: row["parent"] for row in rows}
+    for one in list(kept):
+        while (one := above.get(one) or "") and one not in kept:
+            kept.add(one)
+    return [row for row in rows if row["id"] in kept]

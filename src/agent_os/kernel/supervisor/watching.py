@@ -1,0 +1,272 @@
+"""All agents of manifests under watch: begun with each life, told to the fleet, written down.
+
+In: processes that were started, and the hooks at the places where the kernel sees an agent act. Out: to the fleet that
+an agent is ready, is not, or has to end for a deadline; to the agent and whoever follows it, what it should know; all
+of it in the journal first. An agent without a manifest is not watched. Decides nothing: see `watch`.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agent_os.abi import frames
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import ESRCH, AgentOSError
+from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.kernel.authority.labels import CLEAN
+from agent_os.kernel.journal import Draft
+from agent_os.kernel.supervisor import watched
+from agent_os.kernel.supervisor.health import HEALTHY, UNKNOWN, Health, Seen
+from agent_os.kernel.supervisor.record import Record
+from agent_os.kernel.supervisor.terms import State
+from agent_os.kernel.supervisor.usage import Usage
+from agent_os.kernel.supervisor.watch import Check, Watch
+from agent_os.kernel.supervisor.watched import Watched
+from agent_os.kernel.table import Agent, Ended
+
+if TYPE_CHECKING:
+    from agent_os.kernel.kernel import Kernel
+    from agent_os.kernel.plan import Order
+    from agent_os.kernel.process import Guest
+    from agent_os.kernel.running import Run
+    from agent_os.kernel.supervisor.probing import Prober
+
+SAMPLE_SECS = 2.0  # between two looks at what agents use, at least
+SAMPLE_SHARE = 0.005  # of the time, at most
+_AT_A_TIME = 0.001  # seconds of looking, before others have their turn
+_LONGEST_WHY = 200  # characters of an agent's own word
+_MB, _NO_LIMIT = 1 << 20, 1 << 40
+_PING, _SAYS_READY = "ping", "ready"  # what an agent announces with HELLO
+_UNWELL = (State.BACKOFF, State.FAILED, State.QUARANTINED)
+log = logging.getLogger("agent_os.health")
+
+
+class Watching:
+    def __init__(self, kernel: "Kernel") -> None:
+        self._kernel = kernel
+        self._watches: dict[Watch, tuple[Guest, Usage]] = {}
+        self._living: dict[str, Watch] = {}  # by id
+        self._pings: dict[str, asyncio.Future[Seen]] = {}  # by id, of those that were asked and have not answered
+        self._sampling: asyncio.Task[Any] | None = None
+
+    # Each life.
+
+    def shaped(self, agent: Agent, wanted: "Order") -> "Order":
+        """What its manifest wants of its process, beside the order: a share of the machine, and a way to look in. Whom
+        an agent spawned has the same share: more would be a way to have more oneself."""
+        terms = next(filter(None, map(self._terms, self._line(agent))), None)
+        if terms is None:
+            return wanted
+        own = self._kernel.fleet.spec(agent.id) is not None
+        limits = replace(wanted.limits, weight=terms.weight)
+        return replace(wanted, limits=limits, probes=own and terms.ready.way == "exec")
+
+    def _line(self, agent: Agent) -> Iterator[str]:
+        """It, its parent, and so on."""
+        above: Agent | None = agent
+        while above:
+            yield above.id
+            above = self._kernel.table.row(above.parent)
+
+    def begin(self, agent: Agent, run: "Run") -> None:
+        """Its process runs: from now on it is watched, and starting until it is ready."""
+        terms = self._terms(agent.id)
+        if terms is None:
+            agent.become(Incarnation.RUNNING)
+            return
+        from agent_os.kernel.supervisor.probing import Prober  # needs Linux, as whoever starts a process does
+
+        guest = run.guest
+        watch = agent.watch = Watch(agent, terms, self, _check(terms, Prober(guest.process)))
+        limits = guest.order.limits
+        sizes = {"memory": limits.memory_mb, "disk": limits.disk_mb, "tmp": limits.tmp_mb}
+        usage = Usage({"tasks": limits.pids, **{name: size and size * _MB for name, size in sizes.items()}})
+        self._watches[watch], self._living[agent.id] = (guest, usage), watch
+        agent.clock.changed = lambda awake: watch.release() if awake else watch.hold()
+        guest.measured = partial(self._used, watch)
+        run.hear(watch.hear)
+        watch.begin()
+        if self._sampling is None or self._sampling.done():
+            self._sampling = self._kernel.start(self._sample())
+
+    def end(self, agent: Agent) -> None:
+        """Its process is gone."""
+        if agent.watch:
+            agent.watch.end()
+            self._watches.pop(agent.watch, None)
+            if self._living.get(agent.id) is agent.watch:
+                del self._living[agent.id]
+        if asked := self._pings.pop(agent.id, None):
+            asked.cancel()
+
+    def greeted(self, agent: Agent, features: Sequence[str]) -> None:
+        """It said HELLO. One that begins from a state may be past the point at which it said that it is ready."""
+        if agent.watch:
+            resumes = self._kernel.checkpoints.newest_with_state(agent) is not None
+            agent.watch.explicit = _SAYS_READY in features and not resumes
+            if _PING in features:
+                agent.watch.can_be_asked(partial(self._ping, agent))
+
+    def _terms(self, agent_id: str) -> Watched | None:
+        spec = self._kernel.fleet.spec(agent_id)
+        return watched.of(spec.manifest) if spec else None
+
+    async def _ping(self, agent: Agent) -> Seen:
+        asked = self._pings[agent.id] = asyncio.get_running_loop().create_future()
+        self._kernel.notice(agent, {"type": "ping"}, CLEAN)
+        return await asked
+
+    def alive(self, agent: Agent, ok: bool, why: str) -> None:
+        """It said that it is, perhaps because it was asked."""
+        asked = self._pings.pop(agent.id, None)
+        if asked and not asked.done():
+            asked.set_result(Seen(ok, why[:_LONGEST_WHY] or ("" if ok else "it says that it is not well")))
+
+    # What a watch tells.
+
+    def ready(self, watch: Watch) -> None:
+        agent = watch.agent
+        if agent.life is Incarnation.STARTING:
+            agent.become(Incarnation.RUNNING)
+        took = round((watch.ready_at or watch.began) - watch.began, 3)
+        facts = {"event": "up", "by": watch.watched.ready.way, "seconds": took}
+        self._note(watch, facts, then=self._kernel.fleet.ready)
+
+    def back(self, watch: Watch) -> None:
+        self._kernel.fleet.ready(watch.agent)
+
+    def unready(self, watch: Watch, why: str) -> None:
+        self._kernel.fleet.unready(watch.agent, why)
+
+    def repeats(self, watch: Watch, why: str) -> None:
+        self._note(watch, {"event": "repeats", "why": why})
+        self._tell(watch.agent, {"type": "repeats", "tool": watch.progress.tool, "count": watch.progress.count}, why)
+
+    def abort(self, watch: Watch, why: str) -> None:
+        agent = watch.agent
+        agent.fate = agent.fate or Ended(ExitClass.WATCHDOG, -1, why)
+        self._note(watch, {"event": "deadline", "class": str(ExitClass.WATCHDOG), "why": why})
+        if agent.running:
+            agent.running.host_signal(signal.SIGABRT)
+
+    def strike(self, watch: Watch, exit_class: ExitClass, why: str) -> None:
+        self._note(watch, {"event": "deadline", "class": str(exit_class), "why": why})
+        self._kernel.start(self._struck(watch.agent, exit_class, why))
+
+    async def _struck(self, agent: Agent, exit_class: ExitClass, why: str) -> None:
+        with suppress(ESRCH):  # it has just ended by itself
+            await self._kernel.fleet.strike(agent, exit_class, why)
+
+    def _note(self, watch: Watch, facts: dict[str, Any], then: Callable[[Agent], object] | None = None) -> None:
+        """On the record, and then to the fleet, if there is still anybody to tell of."""
+        agent = watch.agent
+
+        def done() -> None:
+            if then and not agent.exit and not watch.over:
+                then(agent)
+
+        draft = Draft(agent.id, Kind.STATE, agent.incarnation, body=frames.encode_body(facts))
+        try:
+            self._kernel.journal.put(draft, sync=False, done=done)
+        except AgentOSError as error:  # the journal has failed: everybody is held
+            log.error("the health of %s is not recorded: %s", agent.name, error)
+
+    def _tell(self, agent: Agent, notice: dict[str, Any], text: str) -> None:
+        with suppress(AgentOSError):  # the journal has failed
+            self._kernel.notice(agent, notice, CLEAN)
+        self._kernel.guests.notice(agent, text)
+
+    # What they use.
+
+    async def _sample(self) -> None:
+        """The more there are, the more seldom: looking takes a small part of the time at most."""
+        while self._watches:
+            took, began = 0.0, time.perf_counter()
+            for watch, (guest, _) in list(self._watches.items()):
+                group = guest.process.group
+                if group and not watch.over:
+                    near = (guest.order.limits.memory_mb or _NO_LIMIT) * _MB // 2
+                    for resource, value in (("memory", group.memory_used(near)), ("tasks", group.tasks_used())):
+                        if value is not None:
+                            self._used(watch, resource, value)
+                if time.perf_counter() - began > _AT_A_TIME:
+                    took += time.perf_counter() - began
+                    await asyncio.sleep(0)
+                    began = time.perf_counter()
+            took += time.perf_counter() - began
+            await asyncio.sleep(max(SAMPLE_SECS, took / SAMPLE_SHARE))
+
+    def _used(self, watch: Watch, resource: str, value: int) -> None:
+        found = self._watches.get(watch)
+        notice = found[1].note(resource, value) if found else None
+        if notice is None:
+            return
+        facts = {"resource": notice.resource, "value": notice.value, "limit": notice.limit}
+        self._note(watch, {"event": notice.what, **facts})
+        text = f"{notice.what.replace('_', ' ')}: {resource} {value} of {notice.limit}"
+        self._tell(watch.agent, {"type": notice.what, **facts}, text)
+
+    # For whoever looks.
+
+    def of(self, agent_id: str) -> Watch | None:
+        """Of one that lives."""
+        return self._living.get(agent_id)
+
+    def facts(self, agent_id: str) -> dict[str, Any]:
+        """What is known of one that lives."""
+        watch = self.of(agent_id)
+        if watch is None:
+            return {}
+        way = watch.watched.ready.way
+        return {
+            "ready": watch.ready,
+            "waiting": watch.waiting,
+            "startup": way,
+            "checks": [*([way] if watch.watched.asks else ()), *(["ping"] if watch.ping else ())],
+            "repeats": watch.progress.count,
+            "uses": [list(use) for use in self._watches[watch][1].uses()],
+        }
+
+    def health(self, record: Record) -> Health | None:
+        """None: nobody expects it to be there."""
+        if record.state is State.ACTIVE:
+            watch, spec = self.of(record.id), self._kernel.fleet.spec(record.id)
+            nothing = spec is None or not spec.runtime  # that could be unwell: root, or a supervisor without a program
+            return watch.health if watch else HEALTHY if nothing else UNKNOWN
+        if record.state in _UNWELL:
+            return Health("unhealthy", str(record) if record.state is State.FAILED else f"{record.state}, {record.why}")
+        return UNKNOWN if record.state in (State.PENDING, State.BLOCKED) else None
+
+
+def _check(terms: Watched, prober: "Prober") -> Check | None:
+    match terms.ready.way:
+        case "exec":
+            return partial(prober.succeeds, terms.ready.argv, terms.settings.timeout_secs)
+        case "port":
+            return partial(_in_thread, prober.listens, terms.ready.port)
+        case _:
+            return None
+
+
+async def _in_thread(look: Callable[[int], Seen], port: int) -> Seen:
+    """An agent can make Linux's list of its sockets long."""
+    return await asyncio.to_thread(look, port)
+
+
+@contextmanager
+def waiting(agent: Agent) -> Generator[None]:
+    """It waits for a person, and no time passes for it."""
+    watch = agent.watch
+    if watch:
+        watch.wait()
+    try:
+        yield
+    finally:
+        if watch:
+            watch.go_on()
