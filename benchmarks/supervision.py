@@ -25,7 +25,7 @@ from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.boot import boot
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.running import Run
-from agent_os.kernel.supervisor.backoff import waited
+from agent_os.kernel.supervisor.backoff import nominal, waited
 from agent_os.kernel.supervisor.decide import Act, Child, Exited, Supervisor, decide
 from agent_os.kernel.supervisor.graph import Graph, Needs
 from agent_os.kernel.supervisor.terms import OVER, ROOT, Backoff, Jitter, Terms
@@ -185,7 +185,7 @@ async def ends(report: Report) -> None:
 
 
 async def struck(here: Yard, name: str, heard: Series, decided: Series) -> float:
-    """From SIGKILL to the next life's READY, without the wait that its manifest asks for."""
+    """From SIGKILL to the next life's READY, without the wait before it."""
     await here.ready(name)
     running, record = here.running(name), here.fleet.record(f"default/{name}")
     assert record
@@ -194,8 +194,11 @@ async def struck(here: Yard, name: str, heard: Series, decided: Series) -> float
     running.host_signal(9)
     await here.fleet.until(lambda: here.fleet.record(record.id) != record)
     decided.samples.append(ms_since(began))
+    spec, now = here.fleet.spec(record.id), here.fleet.record(record.id)
+    assert spec
+    assert now
     await here.ready(name, record.incarnation + 1)
-    return ms_since(began) - WAIT_MS
+    return ms_since(began) - nominal(spec.terms.backoff, now.consecutive)
 
 
 async def plain_spawn(here: Yard) -> float:
