@@ -19,7 +19,7 @@ from agent_os.kernel.recorded import decode_any
 from faults.daemons import Daemon, together
 from faults.world import SOAK
 from journals import opened
-from leftovers import adopt_orphans, processes
+from leftovers import adopt_orphans, becomes_true, processes
 
 pytestmark = pytest.mark.integration
 KILLS = 60 if SOAK else 5
@@ -77,15 +77,13 @@ def test_a_fleet_over_kills_of_its_kernel_is_as_declared_and_forgives_no_crash_l
     for _ in range(KILLS):
         time.sleep(rng.uniform(0.0, 0.5))  # the instant is what is tested
         daemon.kill()
-        deadline = time.monotonic() + 60  # taking down namespaces takes its time on a busy host
-        while processes() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert processes() == {}, "something outlived its kernel"
+        gone = becomes_true(lambda: processes() == {}, 60)  # taking down namespaces takes its time on a busy host
+        assert gone, f"outlived its kernel: {processes()}"
         daemon.start()
     states = asyncio.run(as_declared(daemon))
     wanted = dict.fromkeys(("root", *LASTING), "active")
     assert states == {**wanted, "crasher": "failed", "stopped": "stopped", "once": "completed"}
-    assert processes() == {}
+    assert becomes_true(lambda: processes() == {}, 60), processes()
     with opened(daemon.home) as journal:
         entries = list(journal.scan())
     decided = [decode_any(body)["decision"]["act"] for entry, body in entries if _ends(entry, "crasher") and body]
