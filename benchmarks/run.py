@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import (  # noqa: E402 (the path is set above)
     authority,
+    bus,
     crowd,
     egress,
     ending,
@@ -44,6 +45,7 @@ BENCHMARKS = {
     "policy": policy.run,
     "gate": gate.run,
     "supervision": supervision.run,
+    "bus": bus.run,
 }
 
 

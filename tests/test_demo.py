@@ -28,7 +28,7 @@ def test_every_agent_with_rules_is_there() -> None:
 def test_the_fleet_has_no_flaw_and_nothing_odd() -> None:
     fleet = read_fleet([DEMO, *(one for one in DEMO.iterdir() if one.is_dir() and one.name != "__pycache__"), FLEET])
     assert (fleet.problems, fleet.warnings) == ([], [])
-    assert len(fleet.read) == 12
+    assert len(fleet.read) == 13
     for file, read in fleet.by_file.items():
         program = read.manifest.program.entry.partition(":")[0] or (read.manifest.program.argv or [""])[-1]
         assert not program or (Path(file).parent / program).is_file()
@@ -40,4 +40,4 @@ def test_every_agent_shows_what_it_must(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, DEMO / "run.py"], env=env, capture_output=True, text=True, timeout=600)
     results = ran.stdout.rpartition("\n\n")[2].splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [line.split()[1] for line in results] == ["shown"] * 8
+    assert [line.split()[1] for line in results] == ["shown"] * 9

@@ -29,7 +29,7 @@ from stage import (
     targets,
 )
 
-PROJECTS = ("guest", "burglar", "deployer", "spender", "crasher")  # each in a folder of its own
+PROJECTS = ("guest", "burglar", "deployer", "spender", "newsroom", "crasher")  # each in a folder of its own
 FOLDERS = (".", *PROJECTS, "fleet")
 GROUP = ("clock", "tally")  # supervised together
 Answer = dict[str, Any]
@@ -72,6 +72,7 @@ def parts(prey: Targets) -> dict[str, Callable[[], str]]:
         "burglar": lambda: burglar(prey),
         "deployer": deployer,
         "spender": spender,
+        "newsroom": newsroom,
         "restart": restart,
         "crasher": crasher,
     }
@@ -120,7 +121,7 @@ def fleet() -> str:
     applied = agentctl("apply", *folders)
     require(applied.returncode == 0, "the fleet was not applied")
     number = len(declared())
-    require(number == 12, f"{number} agents are declared")
+    require(number == 13, f"{number} agents are declared")
     require(agentctl("wait", "tally", "--for", "ready", quiet=True).returncode == 0, "the tally did not become ready")
     agentctl("tree")
     require(agentctl("wait", "flaky", "--for", "over").returncode == 1, "flaky was not given up")
@@ -228,6 +229,17 @@ def spender() -> str:
     require(result["wanted"] == 50 and len(result["each"]) == 10, "not everybody tried")
     require("EBUDGET" in result["then"], "nobody was refused")
     return "10 children wanted 50 with a purse of 20: 20 bought, then EBUDGET"
+
+
+def newsroom() -> str:
+    """`researcher | PolicyCheckPipe | writer`, each a process of its own. What a forger adds reaches nobody."""
+    done = agentctl("submit", "pipes", "--agent", "newsroom", "--wait", together=True)
+    require(done.returncode == 0, "it did not finish its goal")
+    goal = json.loads(agentctl("queue", "show", done.stdout.split()[0], "-o", "json", quiet=True).stdout)
+    result = goal["result"]
+    require(result["written"] == "3 pages were found about pipes", f"it wrote {result['written']!r}")
+    require(result["forged"] == "ETYPE at stage 0", f"of the forger came {result['forged']!r}")
+    return "researcher | check | writer: 1 written; a forged result refused by the kernel with ETYPE"
 
 
 def restart() -> str:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
         InterfaceProtocol,
         ResponseMode,
     )
+    from agent_os.message_bus import MessageBus
     from agent_os.space import AgentContext, AgentRuntime, CapabilityManager, KernelSpace, Scheduler
     from agent_os.userland.agent import agent
     from agent_os.userland.context import Context
+    from agent_os.userland.pipes import PipeError, Pipeline, PolicyCheckPipe, Stage
 
 __version__ = "0.1.0"
 
@@ -59,9 +61,14 @@ _HOMES = {
     "IpcScope": "agent_os.manifest.capabilities",
     "KernelSpace": "agent_os.space",
     "ManifestError": "agent_os.manifest.problems",
+    "MessageBus": "agent_os.message_bus",
+    "PipeError": "agent_os.userland.pipes",
+    "Pipeline": "agent_os.userland.pipes",
+    "PolicyCheckPipe": "agent_os.userland.pipes",
     "ResourceLimits": "agent_os.manifest.capabilities",
     "ResponseMode": "agent_os.manifest.roles",
     "Scheduler": "agent_os.space",
+    "Stage": "agent_os.userland.pipes",
     "agent": "agent_os.userland.agent",
 }
 
@@ -90,9 +97,14 @@ __all__ = [
     "IpcScope",
     "KernelSpace",
     "ManifestError",
+    "MessageBus",
+    "PipeError",
+    "Pipeline",
+    "PolicyCheckPipe",
     "ResourceLimits",
     "ResponseMode",
     "Scheduler",
+    "Stage",
     "__version__",
     "agent",
 ]

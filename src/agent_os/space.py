@@ -24,6 +24,7 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import BY_NUMBER, BY_REQUEST, Body
 from agent_os.drivers.store import Put
+from agent_os.drivers.store.memory import MemoryStore
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.authority.capability import parse
 from agent_os.kernel.calls import Asked, Need
@@ -48,7 +49,7 @@ class KernelSpace:
         self._home = Path(home).absolute() if home is not None else None
         if self._home:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        store = SqliteStore(self._home / "journal.db" if self._home else None)
+        store = SqliteStore(self._home / "journal.db") if self._home else MemoryStore()
         journal, policy = Journal.open(store, home=self._home), current(self._home)
         # There is no door at which a person could answer, so what must be asked about is refused.
         self._kernel = Kernel(store, journal, home=self._home, env=os.environ, policy=policy, anybody=False)
@@ -133,6 +134,7 @@ class KernelSpace:
     async def __aenter__(self) -> "KernelSpace":
         await self._kernel.recovery.at_boot()
         self._kernel.scheduler.stir()
+        self._kernel.bus.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -177,9 +179,11 @@ class ContextSignals:
             case AgentSignal.SIGSTOP if agent.life is Incarnation.RUNNING:
                 agent.become(Incarnation.SUSPENDED)
                 agent.clock.stop()
+                self._kernel.bus.freeze(agent.id)
             case AgentSignal.SIGCONT if agent.life is Incarnation.SUSPENDED:
                 agent.become(Incarnation.RUNNING)
                 agent.clock.go_on()
+                self._kernel.bus.thaw(agent.id)
             case AgentSignal.SIGKILL:
                 self._end(Ended(ExitClass.REQUESTED, -1, "killed"))
             case AgentSignal.SIGPOLICY | AgentSignal.SIGTRUST:
@@ -202,7 +206,8 @@ class ContextSignals:
         agent.clock.go_on()
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": None}
         draft = Draft(agent.id, Kind.EXIT, agent.incarnation, body=frames.encode_body(told))
-        self._kernel.journal.put_now(draft, puts=[*puts, *goals, *self._kernel.authority.end(agent.id)])
+        mail = self._kernel.bus.buried(agent.id)
+        self._kernel.journal.put_now(draft, puts=[*puts, *goals, *mail, *self._kernel.authority.end(agent.id)])
         farewell()
         goals_left()
 

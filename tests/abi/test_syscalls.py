@@ -10,10 +10,11 @@ import pytest
 
 from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body, Syscall
 from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe, syscalls
+from agent_os.kernel.bus import office
 from agent_os.kernel.goals import desk
 from agent_os.kernel.supervisor import bonds, doors, looking
 
-OPERATORS = (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health)
+OPERATORS = (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health, office)
 ROOT = Path(__file__).resolve().parents[2]
 
 

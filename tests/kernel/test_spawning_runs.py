@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import AgentOSError
+from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.abi.syscalls import Spawn
 from agent_os.kernel import programs
 from agent_os.kernel.authority.handles import Handle
@@ -104,6 +104,16 @@ def test_of_spawns_that_came_together_only_as_many_start_as_there_is_room_for(fa
         assert [answer for answer in answers if isinstance(answer, str)] == ["children"] * 8
         alive = [one for one in family.kernel.table.children(family.parent.id) if not one.exit]
         assert len(alive) == MOST_CHILDREN
+
+    family(test)
+
+
+def test_nobody_is_called_like_whoever_speaks_where_no_agent_does(family: Family) -> None:
+    async def test() -> None:
+        assert [await family.spawn(name) for name in ("kernel", "host", "operator")] == ["agent.name"] * 3
+        order = family.order(file=str(family.project / "family.py"), function="child", python=sys.executable)
+        with pytest.raises(EINVAL, match="ours"):
+            await family.kernel.guests.start(order, name="default/kernel")
 
     family(test)
 

@@ -20,6 +20,7 @@ def asked(text: str, parent: str | None = None) -> list[str]:
         ('tools = ["http.fetch", "memory.*"]', ["tool:http.fetch:call", "tool:memory.*:call"]),
         ('topics_publish = ["a.b", "c.>"]', ["ipc:topic/a.b:publish", "ipc:topic/c.**:publish"]),
         ('topics_subscribe = ["a.*.b"]', ["ipc:topic/a.*.b:subscribe"]),
+        ('topics_publish = ["news.*"]', ["ipc:topic/news.+:publish"]),
         ('filesystem_access = ["/data/in"]', ["file:/data/in:read", "file:/data/in/**:read"]),
         ('filesystem_access = ["rw:out/"]', ["file:/work/out/**:read,write"]),
         ('[capabilities]\nservices = ["s"]\nipc_peers = ["b"]', ["ipc:agent/b:send", "ipc:agent/s:send"]),

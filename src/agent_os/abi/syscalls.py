@@ -9,9 +9,11 @@ error, never ignored.
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 FIRST_OPERATOR = 128
+_NIL = Raw(b"\xc0")
+_DAY_MS = 24 * 3600 * 1000
 # Seconds. What is no number (`nan`) or has no end would stop every other clock of the kernel.
 Grace = Annotated[float, Meta(ge=0, le=10**9)]
 
@@ -105,6 +107,108 @@ class Spawn(Body):
 
 class Wait(Body):
     agent: str | None = None  # any child
+
+
+Lane = Literal["high", "normal", "low"]
+
+
+class Send(Body):
+    """A message to one agent. Who sends it, what that carries and how it is isolated is said by the kernel. Of a
+    `stream`, which is all with the same `corr`, 64 messages or 256 KiB may be unacknowledged; then the call waits."""
+
+    to: str
+    payload: Raw = _NIL  # any value, at most 256 KiB
+    type: Literal["event", "request", "response", "stream"] = "event"
+    schema: str = ""
+    lane: Lane = "normal"  # high needs `urgent`
+    corr: str | None = None
+    reply_to: str | None = None
+    trace: str | None = None  # nil: its id
+    ttl_ms: int = _DAY_MS
+    deadline_ms: int | None = None  # from now
+    key: str | None = None  # of two with the same key from one sender, one is handled
+    more: list[Raw] = []  # payloads of further messages, alike in all else but the key, which they have none of
+
+
+class Recv(Body):
+    """Messages and events that wait for the caller. They are in its hand for `visible_ms`, or until SYS_ACK. Each has
+    id, seq, sent_ns, sender, labels, isolation, to, type, schema, payload, lane, corr, reply_to, trace, ttl_ms,
+    deadline_ms (what is left), key, deliveries and sub."""
+
+    lanes: list[Lane] = []  # empty: all
+    max: int = 1
+    wait_ms: int | None = 0  # nil: for as long as it takes
+    ack: list[str] = []  # done with these, before anything new is given
+    visible_ms: int = 30_000
+
+
+class Ack(Body):
+    """What became of messages in hand. `nack`: again, after `delay_ms`. `extend`: in hand for `delay_ms` more, 30 s if
+    that is 0. `reject`: a dead letter. `unknown` counts those that the caller does not have."""
+
+    ids: list[str]
+    verb: Literal["ack", "nack", "extend", "reject"] = "ack"
+    delay_ms: int = 0
+    reason: str = ""
+
+
+class Subscribe(Body):
+    """Events of a topic or filter (`*` one token, `>` the rest) come by SYS_RECV, or with `credit` as PUSH frames: so
+    many at a time may be without SYS_ACK. In a group each event goes to one of its members. Any start but `new` needs
+    `replay`."""
+
+    topic: str = ""
+    group: str = ""
+    start: Literal["new", "first", "seq", "time"] = "new"
+    at: int = 0  # the first sequence number, or nanoseconds of the wall clock
+    sub: str = ""  # with `end`: of the subscription that is over; with `credit` alone: of the one that has another now
+    end: bool = False
+    credit: int = 0  # messages, at most 1,024
+
+
+class Publish(Body):
+    topic: str
+    payload: Raw = _NIL
+    schema: str = ""
+    lane: Lane = "normal"
+    corr: str | None = None
+    trace: str | None = None
+    ttl_ms: int = _DAY_MS
+    key: str | None = None
+
+
+class Request(Body):
+    """A message whose response is waited for. `to` is an agent, or `topic/T`: then the least busy of those whose
+    manifest has T as its `request_topic`. ETIMEDOUT: none came in time, and one that comes later is a dead letter.
+    EDEADLK: whoever is asked waits for the caller."""
+
+    to: str
+    payload: Raw = _NIL
+    schema: str = ""
+    lane: Lane = "normal"
+    trace: str | None = None
+    deadline_ms: int = 60_000
+    key: str | None = None
+
+
+class Reply(Body):
+    """The response to a request in hand, which is acknowledged with it."""
+
+    request: str
+    payload: Raw = _NIL
+    schema: str = ""
+    error: str | None = None  # a sentence: it could not be done
+
+
+class Pipe(Body):
+    """Agents one after the other, each asked with what the one before it gave. A stage has `agent`, `returns` (the type
+    of what it gives; empty: none) and `checks`, each a list of types that may pass, nil for any. The first refusal ends
+    it, and its detail names the `stage`; no later one has seen anything."""
+
+    stages: list[dict[str, Any]]
+    input: Raw = _NIL
+    types: dict[str, Any] = {}  # by name, the JSON Schema of each that is not registered yet
+    deadline_ms: int = 30_000  # for all of them
 
 
 class Share(Body):
@@ -574,6 +678,51 @@ class Links(Body):
     agent: str | None = None
 
 
+class Post(Body):
+    """A message of the operator to an agent, or an event on a topic. `wait`: for the response, which is the answer."""
+
+    to: str = ""
+    topic: str = ""
+    payload: Raw = _NIL
+    schema: str = ""
+    lane: Lane = "normal"
+    key: str | None = None
+    ttl_ms: int = _DAY_MS
+    wait: bool = False
+    deadline_ms: int = 60_000
+
+
+class Bus(Body):
+    """Mailboxes with what waits in them, subscriptions with their lag, open requests, dead letters by reason."""
+
+    agent: str | None = None
+
+
+class DeadLetters(Body):
+    """Dead letters, oldest first: looked at, delivered once more, or dropped."""
+
+    do: Literal["list", "redeliver", "drop"] = "list"
+    letters: list[str] = []
+    agent: str | None = None  # whose they were
+
+
+class Topics(Body):
+    """Topics that lose nothing: while a subscriber is too far behind, publishers are refused. `topic` says or takes
+    back that those of a filter are; without it nothing changes."""
+
+    topic: str = ""
+    reliable: bool = True
+
+
+class Listen(Body):
+    """Events of a topic or filter, from now on: each of the kernel's chunks is one, as in SYS_RECV. The operator holds
+    nobody up: one that reads too slowly is told of a gap."""
+
+    topic: str
+    start: Literal["new", "first", "seq", "time"] = "new"
+    at: int = 0
+
+
 _P, _I, _V, _O, _T = Effect.PURE, Effect.IDEMPOTENT, Effect.VERIFIABLE, Effect.OPAQUE, Effect.TOOL
 
 TABLE: tuple[Syscall, ...] = (
@@ -587,6 +736,14 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(8, "SYS_EXIT", Exit, "no reply", _I, "End, with a result."),
     Syscall(9, "SYS_SPAWN", Spawn, "agent, level", _V, "Start a child agent."),
     Syscall(10, "SYS_WAIT", Wait, "agent, state, status, result, reason", _P, "Wait for a child to end."),
+    Syscall(11, "SYS_SEND", Send, "id, seq, duplicate, ids", _I, "Send a message; answered once it is durable."),
+    Syscall(12, "SYS_RECV", Recv, "messages", _P, "Get what was sent, or wait for it."),
+    Syscall(13, "SYS_ACK", Ack, "unknown", _I, "Say what became of messages."),
+    Syscall(14, "SYS_SUBSCRIBE", Subscribe, "sub", _I, "Hear of a topic, or not any more."),
+    Syscall(15, "SYS_PUBLISH", Publish, "id, seq, duplicate", _I, "Tell everybody who subscribed."),
+    Syscall(16, "SYS_REQUEST", Request, "the response, as in SYS_RECV", _I, "Ask an agent, and wait for its response."),
+    Syscall(17, "SYS_REPLY", Reply, "late", _I, "Answer a request."),
+    Syscall(18, "SYS_PIPE", Pipe, "output, type", _I, "Ask agents one after the other, with checks in between."),
     Syscall(21, "SYS_SHARE", Share, "path", _I, "Let another agent see an entry."),
     Syscall(22, "SYS_LIST", List, "entries, more", _P, "List a directory, in order."),
     Syscall(23, "SYS_STAT", Stat, "kind, size, version, modified, rights, labels", _P, "Look at one entry."),
@@ -656,6 +813,11 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(218, "OP_GOAL", LookAtGoal, "the goal", _P, "Look at one goal, or wait for its end."),
     Syscall(219, "OP_WITHDRAW", Withdraw, "the goal", _I, "Take back a goal that waits."),
     Syscall(220, "OP_LINKS", Links, "links, monitors", _P, "Look at links and monitors."),
+    Syscall(225, "OP_POST", Post, "id, or the response", _I, "Send a message as the operator."),
+    Syscall(226, "OP_BUS", Bus, "mailboxes, subscriptions, requests, dead", _P, "Look at the bus."),
+    Syscall(227, "OP_DEAD", DeadLetters, "letters", _I, "Look at dead letters, redeliver or drop them."),
+    Syscall(228, "OP_LISTEN", Listen, "events", _P, "Follow a topic.", "out"),
+    Syscall(229, "OP_TOPICS", Topics, "reliable", _I, "Say which topics lose nothing."),
 )
 
 BY_NUMBER = {one.number: one for one in TABLE}
@@ -664,8 +826,6 @@ BY_REQUEST = {one.request: one for one in TABLE}
 
 # Numbers that are promised and not there yet; asking for one is ENOSYS with this word.
 LATER = {
-    **dict.fromkeys(range(11, 18), "messages come with the bus"),
-    18: "pipes come with the bus",
     19: "model calls come with the model gateway",
     20: "search comes with memory",
 }

@@ -70,6 +70,8 @@ VERBS = {
     "history": Verb("agent_os.cli.history:history", "Fleet", "Show the lives of one agent, and why they ended."),
     "submit": Verb("agent_os.cli.goals:submit", "Fleet", "Give a goal to the agent that fits it best."),
     "queue": Verb("agent_os.cli.goals:queue", "Fleet", "List goals, and put them in order."),
+    "send": Verb("agent_os.cli.bus:send", "Fleet", "Send an agent a message, or ask it something."),
+    "bus": Verb("agent_os.cli.bus:bus", "Fleet", "Look at messages, topics and dead letters."),
     "manifest": Verb("agent_os.cli.manifest:manifest", "Fleet", "Lint, show and explain manifests."),
     "policy": Verb("agent_os.cli.policy:policy", "Authority", "Check, test and compare rules."),
     "up": Verb("agent_os.cli.kernel:up", "System", "Start the kernel and keep it; a run starts one by itself."),

@@ -101,7 +101,11 @@ class Answering:
             )
         said = body(asked.raw, kept, error, act.record)
         brought = () if undone else steps.labels.take_in(passing, done.label if done else None)
-        cost = steps.budget.forgo(passing) if undone else steps.budget.settle(passing, done.spent if done else None)
+        cost = (
+            steps.budget.forgo(passing)
+            if undone
+            else steps.budget.settle(passing, done.spent if done else passing.act.lost)
+        )
         rows = () if passing.intent else steps.approval.rows(passing)
         if more := [*marks.puts, *rows]:
             puts = [*puts, *more]
@@ -117,12 +121,15 @@ class Answering:
         draft.cost = cost
         committed = partial(self._committed, passing, value, error)
         self._journal.put(draft, sync=sync, puts=puts, blobs=blobs, done=committed)
+        if done is not None and done.beside:
+            for one in done.beside:
+                self._journal.put(one, sync=sync)
 
     def _put_untold(self, passing: Passing, done: Done | None, error: AgentOSError) -> None:
         """What became of it is nothing that can be written down. That it ended is, and all that the store must hold."""
         try:
             steps, draft = self._steps, bare(passing, Kind.OUTCOME, error)
-            draft.cost = steps.budget.settle(passing, done.spent if done else None)
+            draft.cost = steps.budget.settle(passing, done.spent if done else passing.act.lost)
             puts = [*(done.puts if done else ()), *passing.marks.puts, *steps.labels.row(passing)]
             puts += () if passing.intent else steps.approval.rows(passing)
             blobs = done.blobs if done else ()

@@ -41,11 +41,12 @@ async def boot(
     if agents:
         # These need Linux; embedding programs do not.
         from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe
+        from agent_os.kernel.bus import office
         from agent_os.kernel.goals import desk
         from agent_os.kernel.supervisor import bonds, doors, looking
 
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
-        for door in (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health):
+        for door in (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health, office):
             kernel.operations = {**kernel.operations, **door.PREPARE}
     await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start
@@ -53,6 +54,7 @@ async def boot(
         await kernel.fleet.spawned.leave_no_orphans()
         await kernel.fleet.folder.scan()  # the operator's manifests; what is broken is left out
         kernel.fleet.open()  # whoever a manifest declares is started, in the order of their needs
+    kernel.bus.open()  # messages that wait start whoever they start
     kernel.start(kernel.governing.watch())  # a changed policy file is in force a moment later
     kernel.start(kernel.governing.watch_covers())  # what is covered stays so, or whoever would see it ends
     return kernel

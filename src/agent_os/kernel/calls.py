@@ -17,6 +17,7 @@ from agent_os.drivers.store import Blob, Put
 if TYPE_CHECKING:
     from agent_os.kernel.authority.handles import Handle, Holdings
     from agent_os.kernel.authority.labels import Label
+    from agent_os.kernel.journal import Draft
 
 CONNECTION = 0  # in place of a syscall's number: what an agent does by its proxy
 SAID = "said"  # among the facts of a call: names of its file that links led away from
@@ -69,6 +70,7 @@ class Done(Struct):
     kept: Any = None  # what the record keeps as the value, where that is something else
     label: "Label | None" = None  # of what was read or told of, where the kernel keeps one
     spent: Mapping[str, float] | None = None  # None: all that was reserved
+    beside: "Sequence[Draft]" = ()  # entries that tell of what else came of it, right after its own
 
 
 class Door(Struct):
@@ -119,6 +121,7 @@ class Act(Struct):
     can_stop: bool = True  # it may be cancelled, by its caller or its deadline, and then says truly how it ended
     facts: Mapping[str, Any] = {}  # about the call, for constraints: port, args, size, …
     cost: Mapping[str, float] = {}  # to be reserved before it happens
+    lost: Mapping[str, float] | None = None  # what of that is spent where it fails; None: all
     ask: str = ""  # why a person must be asked first
     answered: Callable[[], None] | None = None  # called when the record is committed, just before the answer leaves
     door: Door | None = None

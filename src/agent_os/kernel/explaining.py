@@ -31,7 +31,7 @@ from agent_os.kernel.table import NAMESPACE, Agent
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-_LATER = frozenset({"ipc", "llm", "shell"})  # kinds whose door comes with the bus, the models, the tools
+_LATER = frozenset({"llm", "shell"})  # kinds whose door comes with the models, the tools
 STEPS = ("identify", "capability", "policy", "labels", "budget", "approval")
 SPAWN_STEPS = (
     *("caller", "manifest", "grant", "role", "place", "agency", "ceiling"),
@@ -48,6 +48,11 @@ _CALLS: Mapping[tuple[str, str], tuple[str, Effect]] = {
     ("agent", "spawn"): ("SYS_SPAWN", Effect.VERIFIABLE),
     ("agent", "signal"): ("SYS_SIGNAL", Effect.IDEMPOTENT),
     ("agent", "inspect"): ("SYS_STAT", Effect.PURE),
+    ("ipc", "send"): ("SYS_SEND", Effect.IDEMPOTENT),
+    ("ipc", "urgent"): ("SYS_SEND", Effect.IDEMPOTENT),
+    ("ipc", "publish"): ("SYS_PUBLISH", Effect.IDEMPOTENT),
+    ("ipc", "subscribe"): ("SYS_SUBSCRIBE", Effect.IDEMPOTENT),
+    ("ipc", "replay"): ("SYS_SUBSCRIBE", Effect.IDEMPOTENT),
 }
 
 

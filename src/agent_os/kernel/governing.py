@@ -241,8 +241,9 @@ class Governing:
                 await self._kernel.end(agent, Ended(ExitClass.LOST, -1, reason))
 
     async def _shut(self, agent: Agent, policy: Policy) -> None:
-        """Files and watches that it opened in its tree, and what it lent of that."""
-        if puts := self._kernel.vfs.shut(agent.id, lambda need, facts: not _refused(policy, agent, need, facts)):
+        """Files and watches that it opened in its tree, what it lent of that, and its subscriptions."""
+        files = self._kernel.vfs.shut(agent.id, lambda need, facts: not _refused(policy, agent, need, facts))
+        if puts := [*files, *self._kernel.bus.shut(agent.id, lambda need: not _refused(policy, agent, need))]:
             told = frames.encode_body({"closed": [put.key for put in puts], "why": "a rule forbids it now"})
             draft = Draft(agent.id, Kind.CHANGE, agent.incarnation, policy_digest=policy.digest, body=told)
             await self._kernel.journal.record(draft, sync=True, puts=puts)

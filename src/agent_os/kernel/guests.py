@@ -36,7 +36,7 @@ from agent_os.kernel.pumps import Pipes, Pumps
 from agent_os.kernel.records import Records
 from agent_os.kernel.running import Follower, Run
 from agent_os.kernel.settling import Settled, ending, settle
-from agent_os.kernel.table import OURS, Actor, Agent, AgentKind, Ended, as_file, qualified
+from agent_os.kernel.table import OURS, Actor, Agent, AgentKind, Ended, as_file, bare, qualified
 from agent_os.kernel.workspace import Workspaces, new_name
 from agent_os.sandbox.spawner import Launcher, SandboxError
 
@@ -173,7 +173,7 @@ class Guests:
         await self.give_up(agent.id)
 
     def _admit(self, name: str, kind: AgentKind, parent: str | None, again: bool) -> Agent:
-        if name in OURS:
+        if bare(qualified(name)) in OURS:
             raise EINVAL("agent.name", f"{name!r} is ours", hint="choose another name")
         self._kernel.check_admission(qualified(name))
         self._kernel.fleet.require_own(qualified(name))

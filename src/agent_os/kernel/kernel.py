@@ -30,6 +30,7 @@ from agent_os.kernel.authority.redaction import Redactor
 from agent_os.kernel.authority.ruling import PolicyStep
 from agent_os.kernel.authority.secrets import Safe
 from agent_os.kernel.authority.steps import ApprovalStep, BudgetStep, LabelStep
+from agent_os.kernel.bus.messaging import Messaging
 from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.checkpoints import Checkpoints
 from agent_os.kernel.connection import Connection
@@ -95,6 +96,7 @@ class Kernel:
         self.fleet = Fleet(self)
         self.watching = Watching(self)
         self.scheduler = Scheduler(self)
+        self.bus = Messaging(self)
         self.lives = lives = Lives(self)
         # What everybody asks of a life is asked of the kernel.
         self.adopt, self.furnish, self.greet, self.notice = lives.adopt, lives.furnish, lives.greet, lives.notice
@@ -328,6 +330,7 @@ class Kernel:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.vfs.shutdown()
+        self.bus.close()
         if self.journal.failed is None:
             draft = Draft("kernel", Kind.HALT, body=frames.encode_body({"pid": os.getpid()}))
             await self.journal.record(draft, puts=self.authority.close())

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from agent_os.kernel.connection import Connection
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.opened import is_held
 from agent_os.kernel.recovery import unhurried
-from agent_os.kernel.replay import Delivery, Replay, deliveries
+from agent_os.kernel.replay import MESSAGE, Delivery, Replay, deliveries
 from agent_os.kernel.signals import gone
 from agent_os.kernel.supervisor.watching import waiting
 from agent_os.kernel.table import Agent, Caller, Ended, qualified
@@ -74,7 +74,7 @@ class Lives:
                 self._kernel.checkpoints.keep(agent)
             self._kernel.watching.greeted(agent, hello.features)
             # After its WELCOME.
-            asyncio.get_running_loop().call_soon(replay.start if replay.total else partial(bonds.resume, agent))
+            asyncio.get_running_loop().call_soon(replay.start if replay.total else partial(self._resume, agent))
             return agent
 
         def lost(connection: Connection, fault: AgentOSError | None) -> None:
@@ -85,7 +85,7 @@ class Lives:
                     self.end(agent, Ended(ExitClass.ERROR, -1, f"it broke the rules of the wire: {fault}"))
                 )
 
-        bonds, replay = self._kernel.bonds, self._replay(agent, line)
+        replay = self._replay(agent, line)
         agent.detail = "replaying" if replay.total else ""
         if replay.total:
             self.replays[agent.id] = replay
@@ -183,7 +183,7 @@ class Lives:
                 self._kernel.enter(agent, asked, answer)
             for body, label in replay.later:
                 self.notice(agent, body, label)
-            self._kernel.bonds.resume(agent)
+            self._resume(agent)
 
         def differs(error: AgentOSError) -> None:
             self.replays.pop(agent.id, None)
@@ -196,23 +196,39 @@ class Lives:
         replay = Replay(line, live=live, push=push, differs=differs)
         return replay
 
+    def _resume(self, agent: Agent) -> None:
+        """It is where its record ends: what came meanwhile comes now."""
+        self._kernel.bonds.resume(agent)
+        self._kernel.bus.resume(agent.id)
+
     def notice(self, agent: Agent, body: dict[str, Any], label: Label) -> None:
         """Something happened that an agent should know. A native agent sees it again in a replay, so it is recorded.
         `label`: of whoever it tells of; the kernel's own facts and a person's word are clean."""
         if replay := self.replays.get(agent.id):
             replay.later.append((body, label))
             return
-        if agent.exit or not agent.line:
-            return
+        if not agent.exit and agent.line:
+            self._push(agent, "notice", body, frames.encode_body(body), label)
 
+    def listens(self, agent: Agent) -> bool:
+        """Whether something can be pushed to it now."""
+        return agent.line is not None and not agent.exit and agent.id not in self.replays
+
+    def deliver(self, agent: Agent, message: Any, label: Label, puts: Sequence[Put]) -> None:
+        """The same for a message, to one that listens; `puts` say that it has it in hand."""
+        self._push(agent, "message", message, frames.encode_body({MESSAGE: message}), label, puts)
+
+    def _push(
+        self, agent: Agent, what: str, body: Any, recorded: bytes, label: Label, puts: Sequence[Put] = ()
+    ) -> None:
         def tell() -> None:
             agent.delivered += 1
             if agent.line:
-                agent.line.push("notice", body)
+                agent.line.push(what, body)
 
-        draft = Draft(agent.id, Kind.DELIVER, agent.incarnation, body=frames.encode_body(body), label=label.words())
+        draft = Draft(agent.id, Kind.DELIVER, agent.incarnation, body=recorded, label=label.words())
         agent.allowance.spend(ENTRY)  # one write may be watched a hundred times
-        puts = self._kernel.authority.labels.take_in(agent.id, label)
+        puts = [*puts, *self._kernel.authority.labels.take_in(agent.id, label)]
         self._journal.put(draft, sync=bool(puts), puts=puts, done=tell)
 
     async def until_live(self, agent: Agent) -> None:
@@ -284,7 +300,8 @@ class Lives:
         for_good = not lasting if verdict is None else verdict.forgotten is not None
         puts = [*(verdict.puts if verdict else ()), *(self.buried(agent.id) if for_good else ())]
         goals, goals_left = self._kernel.scheduler.left(agent, ended, again=lasting)
-        puts = [*puts, *goals]
+        mail, mail_left = self._kernel.bus.left(agent, ended, again=lasting)
+        puts = [*puts, *goals, *mail]
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": ended.result}
         told |= verdict.told if verdict else {}
         if ended.difference:
@@ -304,6 +321,7 @@ class Lives:
         self._tell_parent(agent, ended)
         farewell()
         goals_left()
+        mail_left()
         if verdict and lasting:
             agent.next_life = self._kernel.start(self._kernel.fleet.next_life(agent))
         elif lasting:
@@ -345,6 +363,7 @@ class Lives:
             *self._signals.buried(agent_id),
             *self._kernel.vfs.end(agent_id),
             *self._kernel.authority.end(agent_id),
+            *self._kernel.bus.buried(agent_id),
         ]
 
     def _starts_again(self, agent: Agent, ended: Ended) -> bool:

@@ -7,6 +7,7 @@ a connection the proxy's. Decides nothing: whoever revokes calls these, and answ
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_os.abi.errors import EACCES, EPERM, ESRCH
@@ -52,6 +53,7 @@ def shut(kernel: "Kernel", holders: Collection[str]) -> list[Put]:
     for holder in holders:
         root, held = kernel.vfs.root(holder), kernel.authority.holdings(holder)
         puts += kernel.vfs.shut(holder, lambda need, _, root=root, held=held: is_held(root, held, need))
+        puts += kernel.bus.shut(holder, partial(is_held, root, held))
     return puts
 
 

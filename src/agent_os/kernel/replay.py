@@ -29,6 +29,7 @@ PATIENCE = 30.0  # seconds without a step forward
 _SHOWN = 500  # characters of a body
 _ANSWERS = (Kind.RESULT, Kind.OUTCOME, Kind.DECISION)
 _PUSHES: dict[int, str] = {Kind.SIGNAL: "signal", Kind.DELIVER: "notice"}
+MESSAGE = "message"  # the only key of what is recorded of a pushed message; a notice has a `type`
 _decode = msgspec.msgpack.Decoder().decode
 
 
@@ -155,7 +156,10 @@ def deliveries(history: Iterable[tuple[Entry, bytes | None]]) -> list[Delivery]:
             about = (entry.seq, entry.pos, entry.op, kept.digest, entry.seen, kept.value, kept.error)
             found.append(Delivery(*about, request=kept.request))
         else:
-            found.append(Delivery(entry.seq, push=(_PUSHES[entry.kind], _decode(body or b""))))
+            said = _decode(body or b"")
+            is_message = entry.kind == Kind.DELIVER and said.keys() == {MESSAGE}
+            push = ("message", said[MESSAGE]) if is_message else (_PUSHES[entry.kind], said)
+            found.append(Delivery(entry.seq, push=push))
     return found
 
 

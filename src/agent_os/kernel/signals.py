@@ -187,6 +187,7 @@ class Signals:
             if target.running:
                 await target.running.freeze()
             target.clock.stop()
+            self._kernel.bus.freeze(target.id)
             target.become(Incarnation.SUSPENDED)
 
     async def _go_on(self, target: Agent, *, lift: bool) -> None:
@@ -199,6 +200,7 @@ class Signals:
             if target.running:
                 await target.running.thaw()
             target.clock.go_on()
+            self._kernel.bus.thaw(target.id)
             target.become(Incarnation.RUNNING)
 
     def _begin_grace(self, target: Agent) -> None:

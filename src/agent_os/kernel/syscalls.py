@@ -19,8 +19,10 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
 from agent_os.kernel import asking, elevation, health
 from agent_os.kernel.authority.labels import CLEAN, Label
+from agent_os.kernel.bus import doors
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
 from agent_os.kernel.goals import desk
+from agent_os.kernel.pipes import doors as pipes
 from agent_os.kernel.signals import known
 from agent_os.kernel.supervisor import bonds
 from agent_os.kernel.table import Agent, Caller
@@ -36,7 +38,7 @@ _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
 _decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
 _NEVER: Callable[[], Done] = Done
-_ANY = {5, 6, 7, 8, 9, 26, 38, 131, 183, 215}  # bodies with a part that no schema bounds
+_ANY = {5, 6, 7, 8, 9, 18, 26, 38, 131, 183, 215}  # bodies with a part that no schema bounds
 
 
 def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
@@ -320,6 +322,8 @@ PREPARE: dict[int, Prepare] = {
     29: _random,
     30: asking.approve_wait,
     31: _sigmask,
+    **doors.CALLS,
+    **pipes.CALLS,
     **bonds.CALLS,
     **elevation.CALLS,
     **desk.CALLS,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAMESPACE = "default"
 SYSTEM = "system"  # where a name is looked for that its caller's namespace does not have
 ROOT_PID = 1  # of `system/root`, which is kernel code and has no row
-OURS = frozenset({"kernel", "operator", "root"})  # a log, the account above all, the agent above all: no other's names
+OURS = frozenset({"host", "kernel", "operator", "root"})  # a log, an account, whoever signs where no agent does
 MAX_PROCESSES = 1024
 MOST_ENDED = 1000  # rows of agents that ended, for whoever asks soon after
 _LONGEST_NAME = 127  # with its namespace

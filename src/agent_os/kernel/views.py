@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def mount_views(kernel: "Kernel", agent: Agent, root: Root) -> None:
     root.mount_view("/policy", lambda: _policy(kernel, agent))
     root.mount_view("/proc", lambda: _proc(kernel, agent), partial(_proc_label, kernel, agent))
-    root.mount_view("/ipc", lambda: _ipc(agent), lambda path: kernel.signals.waiting(agent))
+    root.mount_view("/ipc", lambda: _ipc(kernel, agent), lambda path: kernel.signals.waiting(agent))
     root.mount_view(
         "/state/checkpoints", lambda: kernel.checkpoints.listing(agent), partial(kernel.checkpoints.label, agent)
     )
@@ -56,8 +56,12 @@ def _proc_label(kernel: "Kernel", agent: Agent, path: str) -> Label:
     return joined(kernel.lives.label(one) for one in children if path in ("children", f"children/{one.name}.json"))
 
 
-def _ipc(agent: Agent) -> Mapping[str, str]:
-    return {"signals.json": _json({"pending": sorted(agent.pending)})}
+def _ipc(kernel: "Kernel", agent: Agent) -> Mapping[str, str]:
+    subs = [
+        {"sub": one.name, "topic": one.pattern, "group": one.group.partition("/")[2]}
+        for one in kernel.bus.broker.subscriptions(agent.id)
+    ]
+    return {"signals.json": _json({"pending": sorted(agent.pending)}), "subscriptions.json": _json(subs)}
 
 
 def _json(value: Any) -> str:

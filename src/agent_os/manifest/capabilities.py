@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated, Any, ClassVar, cast
 
-from agent_os.manifest.problems import LATER, Flaw, nearest, shown
+from agent_os.manifest.problems import Flaw, nearest, shown
 from agent_os.manifest.sections import Section
 from agent_os.manifest.values import U64_MAX, UNLIMITED, Flag, Kind, List, Whole, agent_id, snake, str_of
 
@@ -181,11 +181,8 @@ def topic(value: object) -> str:
     """A name, with `*` for one level and `>` for the rest; `*` alone: all that is allowed."""
     text = str_of(value)
     parts = text.split(".")
-    if not all(parts) or any(char.isspace() for char in text) or ">" in parts[:-1]:
+    if not all(parts) or any(char.isspace() for char in text) or ">" in parts[:-1] or "+" in parts:
         raise Flaw(f"{shown(text)} is no topic", "as in research.done, research.*.done or research.>")
-    if len(parts) > 1 and parts[-1] == "*":
-        # A capability that ends so means everything below, which is more than this asks for.
-        raise Flaw(f"{shown(text)}: one level at the end {LATER}", f"write {text[:-1]}> for all below")
     return text
 
 

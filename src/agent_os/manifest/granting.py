@@ -61,9 +61,17 @@ def allowed(ceiling: CapabilityCeiling, parent: str, *, adapting: bool = True) -
 def _messages(manifest: AgentManifest, parent: str | None) -> Iterator[Wanted]:
     for key, action in (("topics_publish", "publish"), ("topics_subscribe", "subscribe")):
         for name in getattr(manifest, key):
-            pattern = "**" if name in ("*", ">") else name[:-1] + "**" if name.endswith(".>") else name
-            yield Wanted(key, _text("ipc", f"topic/{pattern}", action), name == "*")
+            yield Wanted(key, _text("ipc", f"topic/{_tokens(name)}", action), name == "*")
     yield from _direct(manifest.capabilities, parent)
+
+
+def _tokens(name: str) -> str:
+    """In a capability a last star would be everything below; here it is one token."""
+    if name in ("*", ">"):
+        return "**"
+    if name.endswith(".>"):
+        return f"{name[:-1]}**"
+    return f"{name[:-1]}+" if name.endswith(".*") else name
 
 
 def _direct(can: AgentCapabilities, parent: str | None) -> Iterator[Wanted]:
@@ -111,4 +119,4 @@ def _models(manifest: AgentManifest) -> Iterator[Wanted]:
 
 def _text(kind: str, target: str, actions: str) -> str:
     """The URI form, which holds every target."""
-    return f"capability://{kind}/{quote(target.removeprefix('/'), safe='/*.:@-_~')}?action={actions}"
+    return f"capability://{kind}/{quote(target.removeprefix('/'), safe='/*+.:@-_~')}?action={actions}"

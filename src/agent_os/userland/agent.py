@@ -7,6 +7,7 @@ looked at anywhere. A decorated function can still be called as it is, with a co
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from weakref import WeakSet
 
 import msgspec
 
@@ -15,6 +16,7 @@ from agent_os.abi.errors import EINVAL
 P = ParamSpec("P")
 R = TypeVar("R")
 Program = Callable[P, Coroutine[Any, Any, R]]
+DECLARED: "WeakSet[Agent[..., Any]]" = WeakSet()  # in this process, for the types that they return
 _MODES = {"ro": "read", "rw": "read,write"}
 
 
@@ -30,12 +32,24 @@ class Agent(Generic[P, R]):
         self.check: Callable[[Any], Any] | None = None
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
         self.parameters = _parameters(function)
+        DECLARED.add(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
+
+    def __or__(self, other: Any) -> Any:
+        """A pipeline: `researcher | PolicyCheckPipe([…]) | writer`."""
+        from agent_os.userland.pipes import joined  # which needs this module
+
+        return joined(self, other)
+
+    @property
+    def returns(self) -> Any:
+        """What its function is annotated to return; None: it does not say."""
+        return _hints(self.function).get("return")
 
     def on_checkpoint(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Decorates the function that gives the state to resume from: `def save(ctx): return …`, plain or async."""

@@ -14,11 +14,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, M
 from contextlib import aclosing
 from typing import Any, Literal, Unpack, cast
 
+import msgspec
+
 from agent_os.abi import syscalls
 from agent_os.abi.errors import EBUSY, EINVAL
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NAME
 from agent_os.userland.agent import Agent
+from agent_os.userland.messages import Messages
 from agent_os.userland.results import (
     Content,
     Elevated,
@@ -39,7 +42,7 @@ from agent_os.userland.results import (
     read_as,
 )
 from agent_os.userland.session import Interrupted as Interrupted
-from agent_os.userland.session import Options, Session, end_all
+from agent_os.userland.session import Options, end_all
 from agent_os.userland.watches import Watch
 from agent_os.userland.wire import Asked, Chunks
 
@@ -76,7 +79,7 @@ class Handle:
         await self.close()
 
 
-class Context(Session):
+class Context(Messages):
     """What the kernel answers to this agent."""
 
     # Files and memory
@@ -222,7 +225,14 @@ class Context(Session):
         else:
             manifest = dict(program)
         answer = await self.syscall(syscalls.Spawn(manifest=manifest, input=input, caps=list(caps)), **options)
-        return read_as(Spawned, answer)
+        spawned = read_as(Spawned, answer)
+        return msgspec.structs.replace(spawned, returns=program.returns) if isinstance(program, Agent) else spawned
+
+    def __or__(self, other: Any) -> Any:
+        """A pipeline that begins with whatever answers requests to this context."""
+        from agent_os.userland.pipes import joined
+
+        return joined(self, other)
 
     async def wait(self, agent: str | Spawned | None = None, **options: Unpack[Options]) -> Ended:
         """Until a child has ended; without a name, any."""

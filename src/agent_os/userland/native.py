@@ -20,6 +20,8 @@ from typing import Any, cast
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.userland.agent import Agent
 from agent_os.userland.context import Context
+from agent_os.userland.pipes import STAGE, as_stage
+from agent_os.userland.session import CURRENT
 from agent_os.userland.wire import DESCRIPTOR
 
 AnyAgent = Agent[..., Any]
@@ -85,8 +87,12 @@ async def _live(file: str, name: str | None, words: list[str]) -> int:
     if program is None or problem:
         return await _leave(ctx, problem)
     try:
-        arguments = program.bind(ctx.input, words)
-        result = await ctx.run(_kept(program.function(ctx, **arguments)))
+        CURRENT.set(ctx)
+        if ctx.input == STAGE:
+            result = await ctx.run(_kept(as_stage(ctx, program)))
+        else:
+            arguments = program.bind(ctx.input, words)
+            result = await ctx.run(_kept(program.function(ctx, **arguments)))
     except BaseException as raised:
         return await _leave(ctx, raised)
     if isinstance(result, SystemExit):

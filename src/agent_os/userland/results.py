@@ -46,6 +46,12 @@ class Page(Struct, frozen=True):
 class Spawned(Struct, frozen=True):
     agent: str
     level: str = ""
+    returns: Any = None  # the annotation of its function, where the author's program has that
+
+    def __or__(self, other: Any) -> Any:
+        from agent_os.userland.pipes import joined  # which needs this module
+
+        return joined(self, other)
 
 
 class Ended(Struct, frozen=True):

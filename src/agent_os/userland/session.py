@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from contextvars import ContextVar
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -22,6 +23,7 @@ from agent_os.abi.errors import EINTR, AgentOSError
 from agent_os.abi.frames import Welcome
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_REQUEST, Body, Effect
+from agent_os.userland.arrivals import Arrivals
 from agent_os.userland.places import Place, Places
 from agent_os.userland.results import Change, Made, Watching, read_as
 from agent_os.userland.signals import Delivered, Handler, Signals
@@ -55,6 +57,13 @@ class _Notice(Struct):
     type: str
 
 
+class _Arrived(Struct):
+    sub: str
+
+
+CURRENT: ContextVar["Session | None"] = ContextVar("agent_os_context", default=None)  # of the program that runs
+
+
 class Session:
     """`Context` without the author's methods."""
 
@@ -66,11 +75,12 @@ class Session:
         self._wire, self._places, self._hook = wire, places, hook
         self._signals = Signals(places, self._by_default)
         self._watches = Watches()
+        self.arrivals = Arrivals()
         self._waiting: dict[Asked, int] = {}  # calls of the program (not of handlers) → op
         self._wanted: deque[tuple[str, Place]] = deque()  # checkpoints asked for while the program was not at a call
         self._rests = False  # the program says itself when a checkpoint can have a state
         self._main: asyncio.Task[Any] | None = None
-        wire.listen(self._pushed, self._watches.lost)
+        wire.listen(self._pushed, self._lost)
 
     @classmethod
     async def connect(
@@ -174,7 +184,13 @@ class Session:
                 self.replaying = False
                 return False
             self._noticed(kind, body)
+        elif what == "message":
+            self.arrivals.saw(read_as(_Arrived, body).sub, body)
         return True
+
+    def _lost(self, error: AgentOSError) -> None:
+        self._watches.lost(error)
+        self.arrivals.lost(error)
 
     def _noticed(self, kind: str, body: dict[str, Any]) -> None:
         if kind == "watch":

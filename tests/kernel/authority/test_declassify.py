@@ -43,6 +43,11 @@ def test_what_is_closed(schema: Any) -> None:
     assert open_part(schema) == ""
 
 
+NOTHING = {"type": "object", "additionalProperties": False}
+# Lists of lists of nothing: how long each is could be a letter.
+SPELLS = {"type": "array", "maxItems": 99, "items": {"type": "array", "maxItems": 127, "items": NOTHING}}
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
@@ -75,6 +80,7 @@ def test_what_is_closed(schema: Any) -> None:
         ({}, "type"),
         (True, "anything"),
         (None, "anything"),
+        (SPELLS, "more than 256 values"),
     ],
 )
 def test_what_is_not_closed_is_named(schema: Any, why: str) -> None:

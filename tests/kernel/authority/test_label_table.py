@@ -13,12 +13,13 @@ import pytest
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EAPPROVAL, ECONFLICT, EINVAL, ENOENT, ESRCH, ETYPE
+from agent_os.abi.errors import EAGAIN, EAPPROVAL, ECONFLICT, EINVAL, ENOENT, ESRCH, ETIMEDOUT, ETYPE
 from agent_os.abi.frames import Call, Chunk, Credit, End, Push
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import (
     TABLE,
+    Ack,
     Alive,
     ApproveWait,
     Checkpoint,
@@ -33,15 +34,22 @@ from agent_os.abi.syscalls import (
     Monitor,
     Now,
     Open,
+    Pipe,
+    Publish,
     Random,
     Read,
     Ready,
+    Recv,
     Remove,
+    Reply,
+    Request,
+    Send,
     Share,
     Sigmask,
     Signal,
     Sleep,
     Stat,
+    Subscribe,
     Take,
     Trap,
     Wait,
@@ -76,6 +84,8 @@ CAPS = (
     "file:/work/*:read,write,delete",
     "file:/data/*:read,write,delete",
     "agent:*:signal,spawn",
+    "ipc:agent/*:send",
+    "ipc:topic/**:publish,subscribe",
 )
 
 
@@ -448,7 +458,97 @@ async def _(world: World) -> Known:
     return await world.clean("child", parent=parent.row.id)
 
 
-@flow("a message", "messages")
+@flow("a message that was sent", "SYS_SEND", "SYS_RECV", "SYS_ACK")
+async def _(world: World) -> Known:
+    a, b = await world.source("a"), await world.clean("b")
+    await a.ask(Send(to="b", payload=frames.body("hello")))
+    assert world.label(b) == CLEAN  # until it looks
+    (got,) = await b.ask(Recv())
+    await b.ask(Ack(ids=[got["id"]]))
+    assert got["labels"] == world.carried.words()
+    return b
+
+
+@flow("an event of a topic", "SYS_PUBLISH", "SYS_SUBSCRIBE")
+async def _(world: World) -> Known:
+    a, b = await world.source("a"), await world.clean("b")
+    await b.ask(Subscribe(topic="news.>"))
+    await a.ask(Publish(topic="news.today", payload=frames.body("hello")))
+    await b.ask(Recv())
+    return b
+
+
+@flow("a request", "SYS_REQUEST")
+async def _(world: World) -> Known:
+    a, b = await world.source("a"), await world.clean("b")
+    asking = asyncio.create_task(a.ask(Request(to="b", payload=frames.body("hello"))))
+    (got,) = await b.ask(Recv(wait_ms=None))
+    await b.ask(Reply(request=got["id"]))
+    await asking
+    return b
+
+
+@flow("the response to a request", "SYS_REPLY")
+async def _(world: World) -> Known:
+    a, b = await world.source("a"), await world.clean("b")
+    asking = asyncio.create_task(b.ask(Request(to="a")))
+    (got,) = await a.ask(Recv(wait_ms=None))
+    await a.ask(Reply(request=got["id"], payload=frames.body("hello")))
+    await asking
+    return b
+
+
+@flow("what a pipe gives its caller", "SYS_PIPE")
+async def _(world: World) -> Known:
+    a, b = await world.source("a"), await world.clean("b")
+    asking = asyncio.create_task(b.ask(Pipe(stages=[{"agent": "a"}])))
+    (got,) = await a.ask(Recv(wait_ms=None))
+    await a.ask(Reply(request=got["id"], payload=frames.body("hello")))
+    await asking
+    return b
+
+
+@flow("what a pipe carries from stage to stage", "SYS_PIPE")
+async def _(world: World) -> Known:
+    a, b, c = await world.source("a"), await world.clean("b"), await world.clean("c")
+    asking = asyncio.create_task(c.ask(Pipe(stages=[{"agent": "a"}, {"agent": "b"}])))
+    (got,) = await a.ask(Recv(wait_ms=None))
+    await a.ask(Reply(request=got["id"], payload=frames.body("hello")))
+    await b.ask(Recv(wait_ms=None))
+    asking.cancel()
+    return b
+
+
+@flow("that a stage of a pipe did not answer", "SYS_PIPE")
+async def _(world: World) -> Known:
+    await world.source("a")
+    b = await world.clean("b")
+    with pytest.raises(ETIMEDOUT):
+        await b.ask(Pipe(stages=[{"agent": "a"}], deadline_ms=20))
+    return b
+
+
+@flow("that nobody answered a request", "SYS_REQUEST")
+async def _(world: World) -> Known:
+    await world.source("a")
+    b = await world.clean("b")
+    with pytest.raises(ETIMEDOUT):
+        await b.ask(Request(to="a", deadline_ms=20))
+    return b
+
+
+@flow("that a mailbox is full", "SYS_SEND")
+async def _(world: World) -> Known:
+    await world.source("a")
+    b = await world.clean("b")
+    for _ in range(500):  # above the half, a quarter of a thousand is the share of one sender
+        await b.ask(Send(to="a"))
+    with pytest.raises(EAGAIN):
+        await b.ask(Send(to="a"))
+    return b
+
+
+@flow("a message at the border", "messages")
 async def _(world: World) -> Known:
     a, b = await world.source("a"), await world.clean("b")
     assert world.kernel.authority.border.receive(a.row, b.row).label == world.carried

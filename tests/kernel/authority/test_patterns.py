@@ -32,6 +32,8 @@ CANONICAL = [
     ("tool", "**", "*"),
     ("ipc", "agent/*", "agent/**"),
     ("ipc", "topic/orders.*", "topic/orders.**"),
+    ("ipc", "topic/orders.+", "topic/orders.+"),
+    ("ipc", "topic/+", "topic/+"),
     ("ipc", "topic/*.created", "topic/*.created"),
     ("llm", "anthropic/*", "anthropic/**"),
     ("secret", "OPENAI_API_KEY", "OPENAI_API_KEY"),
@@ -66,6 +68,13 @@ MATCHES = [
     ("tool", "web.*", "webs", False),
     ("ipc", "topic/orders.*", "topic/orders.eu.new", True),
     ("ipc", "topic/orders.*", "topic/orders", False),
+    ("ipc", "topic/orders.+", "topic/orders.new", True),
+    ("ipc", "topic/orders.+", "topic/orders.eu.new", False),
+    ("ipc", "topic/orders.+", "topic/orders", False),
+    ("ipc", "topic/orders.+", "topic/orders.*", True),
+    ("ipc", "topic/orders.+", "topic/orders.>", False),
+    ("ipc", "topic/orders.**", "topic/orders.>", True),
+    ("ipc", "topic/*.*.+", "topic/orders.>", False),
     ("ipc", "topic/*.created", "topic/orders.created", True),
     ("ipc", "agent/*", "agent/x", True),
     ("ipc", "agent/*", "topic/x", False),
@@ -106,6 +115,7 @@ BAD = [
     ("ipc", "orders", 0),
     ("ipc", "mail/x", 0),
     ("ipc", "topic/a..b", 8),
+    ("ipc", "topic/a.+.b", 8),
     ("llm", "openai//x", 7),
 ]
 
@@ -179,6 +189,10 @@ WITHIN = [
     ("agent", "", "", True),
     ("tool", "web.search", "web.*", True),
     ("ipc", "topic/a.b.*", "topic/a.*", True),
+    ("ipc", "topic/a.+", "topic/a.*", True),
+    ("ipc", "topic/a.*", "topic/a.+", False),
+    ("ipc", "topic/a.b", "topic/a.+", True),
+    ("ipc", "topic/a.b.c", "topic/a.+", False),
     ("ipc", "topic/a", "agent/*", False),
 ]
 

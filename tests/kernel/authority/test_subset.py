@@ -80,7 +80,8 @@ def texts(kind: str, chance: random.Random) -> str:
             return chance.choice(HOSTS) + chance.choice(HTTP_PATHS)
         case "ipc":
             row = ".".join(chance.choice(SEGMENTS) for _ in range(chance.randint(1, 2)))
-            return chance.choice((f"topic/{row}", f"topic/{row}.**", "agent/a*", "agent/*", "topic/*"))
+            one = f"topic/{row.partition('.')[0]}.+"
+            return chance.choice((f"topic/{row}", f"topic/{row}.**", one, "agent/a*", "agent/*", "topic/*"))
         case "agent":
             return chance.choice(AGENTS)
         case "tool":

@@ -117,6 +117,7 @@ def test_whoever_is_committed_first_is_told_first(home: Path | None, waits_for: 
 
     async def work(journal: Journal) -> None:
         seen: list[str] = []
+        journal._lasts = True  # in memory nothing is for the writer's thread
         go, reached, committed = threading.Event(), threading.Event(), journal._writer._committed
 
         def slowly(group: list[Any]) -> None:

@@ -350,7 +350,6 @@ def test_whoever_is_needed_or_has_children_cannot_be_deleted_alone(tmp_path: Pat
         ("[health]\nmax_restart = 3\n", r"a.agent.toml:6: health.max_restart: .*did you mean `max_restarts`"),
         ("[dependencies]\nrequires = ['c']\n", r"a.agent.toml:6: dependencies.requires.*there is no agent c"),
         ("[dependencies]\nrequires = ['b']\n", r"a circle: "),
-        ("[lifecycle]\nactivation = 'on_message'\n", r"a.agent.toml:6: lifecycle.activation: .*comes with the bus"),
         ("[lifecycle.hooks]\non_stop = 'x'\n", r"a.agent.toml:.*lifecycle.hooks.*not supported yet"),
         ("[budget]\non_exhausted = 'stop'\n", r"a.agent.toml:6: budget.on_exhausted: .*not supported yet"),
     ],

@@ -81,7 +81,7 @@ def test_limits_budget_hosts_and_roles_are_those_of_the_manifest() -> None:
     limits = dict(one.split("=") for one in made["limit"])
     assert (limits["memory_mb"], limits["pids"]) == ("100", "4"), "never less than a process needs"
     assert int(limits["cpu_pct"]) % 100 == 0
-    assert made["budget"] == {"calls": 7, "cost": 500_000}
+    assert made["budget"] == {"calls": 7, "messages": 5000, "cost": 500_000}
     assert made["net"] == ["api.example.org:443"]
     assert made["caps"] == [], "a host is granted with the hosts"
     assert made["roles"] == ["worker"]
@@ -96,7 +96,6 @@ def test_limits_budget_hosts_and_roles_are_those_of_the_manifest() -> None:
         ("[program]\nmodel = 'p/m'\n", "program.runtime: the runtime model"),
         ("[program]\nentry = 'none.py:main'\n", "program.entry: there is no file"),
         ("[program]\nargv = ['x']\nworking_dir = '/etc'\n", "program.working_dir: /etc"),
-        ("[program]\nargv = ['x']\n[lifecycle]\nactivation = 'on_message'\n", "lifecycle.activation: on_message"),
         ("[program]\nargv = ['x']\n[lifecycle.hooks]\non_start = 'y'\n", "lifecycle.hooks: "),
         ("[program]\nargv = ['x']\n[budget]\non_exhausted = 'pause'\n", "budget.on_exhausted: pause"),
         ("[[mounts]]\npath = '/d'\nkind = 'store'\nsource = 's'\n[program]\nargv = ['x']\n", "mounts.0.kind: store"),

@@ -28,7 +28,7 @@ import msgspec
 from agent_os.abi.entries import Entry, Kind
 from agent_os.abi.errors import EBUDGET, EINVAL
 
-RESOURCES = ("cost", "tokens", "bytes", "count", "calls")
+RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages")
 OPERATOR = "operator"  # the account above all others
 MICRO = 1_000_000  # of a dollar
 _LARGEST = 1 << 62

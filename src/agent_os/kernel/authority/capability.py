@@ -28,7 +28,7 @@ ACTIONS: dict[str, frozenset[str]] = {
     "agent": frozenset({"spawn", "signal", "inspect"}),
     "file": frozenset({"read", "write", "delete"}),
     "http": frozenset({"get", "head", "post", "put", "patch", "delete", "options"}),
-    "ipc": frozenset({"send", "publish", "subscribe"}),
+    "ipc": frozenset({"send", "publish", "subscribe", "urgent", "replay"}),
     "llm": frozenset({"call", "embed"}),
     "mem": frozenset({"read", "write", "delete", "search", "share"}),
     "secret": frozenset({"use"}),

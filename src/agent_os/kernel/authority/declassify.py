@@ -46,7 +46,8 @@ class _Open(Exception):
 
 
 def _room(schema: Any, at: str) -> int:
-    """How many closed values it holds at most. A keyword that is not known here could mean anything: not closed."""
+    """How many closed values it holds at most, one at least: how many empty ones a list has is a value too. A keyword
+    that is not known here could mean anything: not closed."""
     if not isinstance(schema, Mapping):
         raise _Open(f"{at}: anything fits")
     one = {str(key): value for key, value in cast("Mapping[Any, Any]", schema).items() if key not in _ABOUT}
@@ -86,7 +87,7 @@ def _items(one: Mapping[str, Any], at: str) -> int:
     most = one.get("maxItems")
     if not isinstance(most, int) or isinstance(most, bool) or most < 0:
         raise _Open(f"{at}: a list needs maxItems")
-    return most * _room(one.get("items"), f"{at}[]")
+    return max(1, most * _room(one.get("items"), f"{at}[]"))
 
 
 def _fields(one: Mapping[str, Any], at: str) -> int:
@@ -94,7 +95,7 @@ def _fields(one: Mapping[str, Any], at: str) -> int:
     if one.get("additionalProperties") is not False or not isinstance(fields, Mapping):
         raise _Open(f"{at}: additionalProperties must be false")
     named = cast("Mapping[str, Any]", fields).items()
-    return sum(_room(each, f"{at}.{name}") for name, each in named)
+    return max(1, sum(_room(each, f"{at}.{name}") for name, each in named))
 
 
 def _only(one: Mapping[str, Any], known: frozenset[str], at: str) -> None:
@@ -274,6 +275,10 @@ class Border:
         if self._crossings.crosses(sender.parties, receiver.parties, kind, schema, value, ids):
             return Received(CLEAN, True, ())
         return self._joined(label, receiver)
+
+    def crosses(self, sender: Parties, receiver: Parties, kind: str, schema: Schema, value: Any) -> bool:
+        """The same for one whose label travels with it. The kernel holds no lists of ids for pipes."""
+        return self._crossings.crosses(sender, receiver, kind, schema, value, {})
 
     def _joined(self, label: Label, receiver: Agent) -> Received:
         return Received(label, False, self._labels.take_in(receiver.id, label))

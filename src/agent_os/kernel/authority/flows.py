@@ -71,6 +71,14 @@ FLOWS: Mapping[int, Flow] = {
         "SYS_EXIT": Flow(stamps=Stamps.AGENT),  # its result, for whoever waits
         "SYS_SPAWN": Flow(Brings.NOTHING, Stamps.CHILD),
         "SYS_WAIT": Flow(Brings.AGENT),
+        "SYS_SEND": Flow(Brings.AGENT, Stamps.AGENT),  # a mailbox that is full tells of whose it is
+        "SYS_RECV": Flow(Brings.AGENT),  # of everybody whose message is among them
+        "SYS_ACK": Flow(),
+        "SYS_SUBSCRIBE": Flow(),
+        "SYS_PUBLISH": Flow(Brings.AGENT, Stamps.AGENT),  # that it is refused tells of who subscribed
+        "SYS_REQUEST": Flow(Brings.AGENT, Stamps.AGENT),
+        "SYS_REPLY": Flow(Brings.NOTHING, Stamps.AGENT),
+        "SYS_PIPE": Flow(Brings.AGENT, Stamps.AGENT),  # of its last stage, and of one that fails
         "SYS_SHARE": Flow(Brings.NOTHING, Stamps.AGENT),
         "SYS_LIST": Flow(Brings.NAMES),
         "SYS_STAT": Flow(Brings.ENTRY),
@@ -93,6 +101,7 @@ FLOWS: Mapping[int, Flow] = {
         "OP_RUN": Flow(Brings.PERSON, Stamps.CHILD),  # an operator's goal is trusted
         "OP_SIGNAL": Flow(Brings.PERSON, Stamps.AGENT),
         "OP_SUBMIT": Flow(Brings.PERSON, Stamps.AGENT),  # whoever takes it up
+        "OP_POST": Flow(Brings.PERSON, Stamps.AGENT),
         "OP_RESOLVE": Flow(Brings.PERSON, Stamps.AGENT),  # a result in an operator's words
         **dict.fromkeys(
             (
@@ -112,6 +121,7 @@ FLOWS: Mapping[int, Flow] = {
                 *("OP_RULES", "OP_APPLY_RULES", "OP_APPLY", "OP_DELETE", "OP_START", "OP_STOP", "OP_RESTART"),
                 *("OP_DECLARED", "OP_HISTORY", "OP_REACH", "OP_HEALTH"),
                 *("OP_PRIORITIZE", "OP_QUEUE", "OP_GOAL", "OP_WITHDRAW", "OP_LINKS"),
+                *("OP_BUS", "OP_DEAD", "OP_LISTEN", "OP_TOPICS"),
             ),
             _LOOK,
         ),

@@ -5,7 +5,8 @@ proves that it is a subset of another, or EINVAL with the position. Pure text: i
 
 A target is a row of segments: of a path (`file`, `mem`), of a host and a path (`http`), of a topic (`ipc`), of names.
 A segment is a literal, `*`, or one `*` between a fixed beginning and end. A last segment `*` or `**` is the subtree:
-everything strictly below. Only rules, which are matched and never handed on, may have `**` once in the middle.
+everything strictly below. Only rules, which are matched and never handed on, may have `**` once in the middle. Of a
+topic a last token `+` is exactly one token.
 """
 
 import unicodedata
@@ -21,6 +22,8 @@ _SLASHED = ROOTED | {"shell"}
 _URLISH = _SLASHED | {"http"}
 _SINGLE = frozenset({"tool", "secret"})  # one name, whatever is in it
 _STARS = ("*", "**")
+ONE_TOKEN = "+"  # of a topic; no topic has a token of that name
+_FILTER_REST = ">"  # the last token of a subscriber's filter that takes whatever is below
 _ENCODED = str.maketrans({char: f"%{ord(char):02X}" for char in "%?&{}"})
 _CONTROL = {"Cc", "Cs"}
 
@@ -188,6 +191,8 @@ class Pattern:
     def _walk(self, host: str, parts: Sequence[str]) -> bool:
         if not _host_within(host, self.host):
             return False
+        if self.kind == "ipc" and not self.subtree and parts[-1] == _FILTER_REST:
+            return False  # only a subtree is as wide
         cuts, count, more = self._cuts, len(self._cuts), len(parts) - len(self._cuts)
         least = 1 if self.subtree and not (self.kind == "http" and not cuts) else 0
         if more < least:
@@ -251,6 +256,8 @@ class Pattern:
         if self.anything:
             return "*"
         if self.kind == "ipc" and rows[0] == "topic":
+            if rows[-1] == "*":
+                rows[-1] = ONE_TOKEN
             return f"topic/{'.'.join(rows[1:])}"
         return "/".join(rows)
 
@@ -320,7 +327,7 @@ def compiled(kind: str, text: str, *, rule: bool = False, literal: Collection[in
             raise Flaw(0, "an ipc target is agent/NAME or topic/T.U")
         begin, separator = len(head) + 1, "." if head == "topic" else "/"
     pieces = [text[begin:]] if kind in _SINGLE else text[begin:].split(separator)
-    cuts, subtree, middle = _cuts(kind, pieces, begin, rule, literal)
+    cuts, subtree, middle = _cuts(kind, pieces, begin, rule, literal, topic=separator == ".")
     if kind == "ipc":
         cuts = [(text[: begin - 1], None), *cuts]
         middle = middle if middle is None else middle + 1
@@ -348,7 +355,7 @@ def _check_text(text: str) -> None:
 
 
 def _cuts(
-    kind: str, pieces: Sequence[str], begin: int, rule: bool, literal: Collection[int]
+    kind: str, pieces: Sequence[str], begin: int, rule: bool, literal: Collection[int], *, topic: bool = False
 ) -> tuple[list[Cut], bool, int | None]:
     """Segments, whether a subtree hangs below them, and where a rule's `**` stands among them."""
     if len(pieces) > MOST_SEGMENTS:
@@ -369,6 +376,10 @@ def _cuts(
                 middle = len(cuts)
                 at += len(piece) + 1
                 continue
+        if topic and piece == ONE_TOKEN:
+            if index != last:
+                raise Flaw(at, f"{ONE_TOKEN} stands only at the end", "in the middle * is exactly one token")
+            piece = "*"
         cuts.append(_cut(kind, piece, at, literal, last=index == last))
         at += len(piece) + 1
     return cuts, False, middle

@@ -78,6 +78,7 @@ class Journal:
         self._seq = 0
         self._aseqs: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lasts = getattr(store, "path", "") is not None  # in memory nothing waits for a disk
         self._tiles = Tiles(store)
         self._heads = Heads(log_id, boot, signer)
         self._full = False
@@ -186,7 +187,7 @@ class Journal:
             row = Row(seq, agent, aseq, _encode(draft, seq, aseq, digest), inline)
             self._seq = seq
             self._aseqs[agent] = aseq
-            self._gathered.append((row, draft.kind, draft.ref, puts, blobs, sync, done, waiter))
+            self._gathered.append((row, draft.kind, draft.ref, puts, blobs, sync and self._lasts, done, waiter))
             if blobs or isinstance(waiter, _Thread) or not self._hand_over_soon():
                 self._queue(self._gathered)
                 self._gathered = []

@@ -307,7 +307,7 @@ def _first(spec: Spec, parent: str, index: int) -> Record:
     record = Record(spec.id, parent, index)
     if spec.activation == "manual":
         return replace(record, wanted=False, state=State.STOPPED, why=moves.MANUAL)
-    return replace(record, state=State.COMPLETED) if spec.activation == "on_schedule" else record
+    return replace(record, state=State.COMPLETED) if spec.is_called else record
 
 
 def _again(old: Record, parent: str, index: int) -> Record:

@@ -67,7 +67,8 @@ class Ending:
         if refused:
             decision, record, puts, told = self._refused(record, ended)
         else:
-            decision, record, puts, told = self._decided(record, ended, fleet.kernel.scheduler.in_hand(agent))
+            in_hand = fleet.kernel.scheduler.in_hand(agent) or fleet.kernel.bus.in_hand(agent.id)
+            decision, record, puts, told = self._decided(record, ended, in_hand)
         if not record.to_revive:
             puts.append(Put("agents", agent.id, None))
         finished = _is_finished(agent)

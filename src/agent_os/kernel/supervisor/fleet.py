@@ -117,7 +117,7 @@ class Fleet:
         return bool(self.lives) or any(
             one.id != ROOT_ID
             and one.id not in self.graph.left_out
-            and (one.to_revive or (one.wanted and self.kept.specs[one.id].activation == "on_schedule"))
+            and (one.to_revive or (one.wanted and self.kept.specs[one.id].is_called))
             for one in self.kept.records.values()
         )
 
@@ -223,6 +223,12 @@ class Fleet:
     async def start(self, agent_id: str, by: str) -> Record:
         """By hand: clears the counters. Returns when it is ready, or done already; EBUSY: it cannot be."""
         return await self._commands.start(agent_id, by)
+
+    def called(self, agent_id: str) -> None:
+        """A message waits for one that messages start. It costs nothing, and revives nobody that was stopped."""
+        record = self.kept.records.get(agent_id)
+        if record and record.state is State.COMPLETED and self.move(agent_id, moves.called, "message"):
+            self.stir()
 
     async def stop(
         self, agent_id: str, by: str, grace: float | None = None, force: bool = False, reason: str = ""

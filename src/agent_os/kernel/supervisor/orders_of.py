@@ -92,9 +92,6 @@ def require_possible(spec: Spec) -> None:
         raise ENOSYS("runtime", "program.runtime: the runtime model is not here yet", hint='"python" or "exec"')
     if not spec.runtime and manifest.role.word != "supervisor":
         raise EINVAL("manifest", "program: there is no program, so it cannot be started", hint="argv = […], or entry")
-    if life.activation == "on_message":
-        hint = 'activation = "always", "manual" or "on_schedule"'
-        raise ENOSYS("activation", "lifecycle.activation: on_message comes with the bus", hint=hint)
     if life.activation == "on_schedule":
         from agent_os.kernel.supervisor.schedule import Schedule  # time zones are data of the host
 
@@ -246,6 +243,7 @@ def allowance(manifest: "AgentManifest") -> dict[str, int]:
     own = manifest.budget
     limits = {
         "calls": own.tool_calls,
+        "messages": own.messages,
         "tokens": own.tokens,
         "cost": None if own.usd is None else round(own.usd * _MICRO),
     }

@@ -104,6 +104,11 @@ class Spec(msgspec.Struct, frozen=True, dict=True):
         return self.tree["lifecycle"]["activation"]
 
     @property
+    def is_called(self) -> bool:
+        """By the clock or by a message: it rests between its runs."""
+        return self.activation in ("on_schedule", "on_message")
+
+    @property
     def schedule(self) -> tuple[str, str]:
         """The expression and its zone."""
         return self.tree["lifecycle"]["schedule"], self.tree["lifecycle"]["timezone"]

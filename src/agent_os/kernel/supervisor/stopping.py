@@ -65,9 +65,16 @@ class Stopping:
             life.deadline.set()
             await self._end_now(agent, why)
             return
+        await self._drain(agent, life)
         if grace is not None and (life.grace is None or grace < life.grace):
             life.grace = grace
         await self._ask(agent, life, why)
+
+    async def _drain(self, agent: Agent, life: "Life") -> None:
+        """Requests in hand may be finished, unless somebody is done waiting."""
+        spec = self._fleet.spec(agent.id)
+        seconds = float(spec.tree["lifecycle"]["drain_secs"]) if spec else 0.0
+        await _first(self._fleet.kernel.bus.drain(agent, seconds), life.deadline.wait())
 
     async def _ask(self, agent: Agent, life: "Life", why: str) -> None:
         seconds = self._fleet.grace(agent.id)
