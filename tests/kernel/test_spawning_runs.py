@@ -1,21 +1,26 @@
 """Children that are being started while the world changes: no more than there is room for, and under no old rule."""
 
 import asyncio
+import secrets
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL, AgentOSError
+from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Spawn
 from agent_os.kernel import programs
 from agent_os.kernel.authority.handles import Handle
 from agent_os.kernel.records import Records
+from agent_os.kernel.signals import KERNEL
 from agent_os.kernel.table import Agent
+from agent_os.kernel.workspace import kept
 from agent_os.manifest.agency import Agency
 from kernel.serving import syscall, until
 from kernel.test_governing_runs import HEAD, NO_ENV, Run
@@ -54,9 +59,9 @@ class Family(Run):
 
         super().__call__(run)
 
-    async def spawn(self, name: str = "child", caps: Sequence[str] = ()) -> Any:
-        """The answer, or the code of the refusal."""
-        manifest = {"name": name, "program": {"entry": "family.py:child"}}
+    async def spawn(self, name: str | None = "child", caps: Sequence[str] = ()) -> Any:
+        """The answer, or the code of the refusal. A child without a name is given one."""
+        manifest = {"program": {"entry": "family.py:child"}} | ({"name": name} if name else {})
         try:
             return await syscall(self.kernel, self.parent, Spawn(manifest=manifest, caps=list(caps)))
         except AgentOSError as refused:
@@ -191,5 +196,22 @@ def test_a_child_that_is_being_started_when_a_rule_comes_does_not_see_what_that_
         assert "CANARY" not in family.said
         masks = [body["masks"] for _, body in family.entries("child", Kind.SPAWN)]
         assert [f"{family.project}/.env" in one for one in masks] == [False, True]
+
+    family(test)
+
+
+def test_a_name_that_is_given_is_never_that_of_an_ended_child(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent would wait for the one and be told of the other, and it would find what the other kept."""
+
+    async def test() -> None:
+        tails = iter(("aaaa", "aaaa", "bbbb"))
+        drawn = SimpleNamespace(token_hex=lambda size: next(tails) if size == 2 else secrets.token_hex(size))
+        monkeypatch.setattr(kept, "secrets", drawn)
+        first = await family.spawn(None)
+        child = family.kernel.table.find(first["agent"])
+        await family.kernel.signals.send(KERNEL, child, AgentSignal.SIGKILL)
+        await until(lambda: child.exit)
+        second = await family.spawn(None)
+        assert (first["agent"][-4:], second["agent"][-4:]) == ("aaaa", "bbbb")
 
     family(test)

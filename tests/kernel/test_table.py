@@ -169,3 +169,19 @@ def test_a_clock_stands_still_while_its_agent_does() -> None:
         assert asyncio.get_running_loop().time() - began >= 0.1
 
     asyncio.run(main())
+
+
+def test_an_unused_name_is_one_that_nobody_has_had_or_is_about_to_have(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db", reserve=0)
+    rows = Table(store)
+    rows.admit("alive", "native")
+    gone = rows.admit("gone", "native")
+    ended(rows, "gone")
+    store.append([], rows.puts(gone), [], sync=True)
+    with rows.claimed("default/starting", "default/alive"):
+        names = ("alive", "gone", "starting", "free")
+        assert rows.unused(iter(names)) == "free"
+        assert rows.unused(iter(names), "elsewhere") == "alive", "names are of a namespace"
+        assert Table(store).unused(iter(("gone", "free"))) == "free", "another kernel on the same store"
+    assert rows.unused(iter(names)) == "starting", "given back"
+    store.close()

@@ -37,7 +37,7 @@ from agent_os.kernel.records import Records
 from agent_os.kernel.running import Follower, Run
 from agent_os.kernel.settling import Settled, ending, settle
 from agent_os.kernel.table import OURS, Actor, Agent, AgentKind, Ended, as_file, bare, qualified
-from agent_os.kernel.workspace import Workspaces, new_name
+from agent_os.kernel.workspace import Workspaces, new_name, new_names
 from agent_os.sandbox.spawner import Launcher, SandboxError
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class Guests:
         parsed = orders.parse(written, here)
         wanted = programs.order(parsed, written)
         kernel.fleet.folder.require_elsewhere(wanted.written)
-        name = name or written.name or new_name(native(written.file) if written.file else plan.title(wanted.argv))
+        title = native(written.file) if written.file else plan.title(wanted.argv)
+        name = name or written.name or kernel.table.unused(new_names(title))
         again = written.kind != "" if lived is None else lived
         held = again and not anew
         pinned = orders.pinned(order, parsed)

@@ -30,7 +30,7 @@ from agent_os.kernel.supervisor import admission, orders_of, watched
 from agent_os.kernel.supervisor.admission import Above, Admitted, Ceiling, Clamped
 from agent_os.kernel.supervisor.specs import Spec
 from agent_os.kernel.table import Agent, bare
-from agent_os.kernel.workspace import new_name
+from agent_os.kernel.workspace import new_names
 from agent_os.manifest.model import AgentManifest
 from agent_os.manifest.roles import AgentPriority
 from agent_os.manifest.sections import Section
@@ -104,7 +104,7 @@ class Understood(NamedTuple):
 def understood(kernel: "Kernel", parent: Agent, request: Spawn, cap: int | None = None) -> Understood:
     """Steps 1 to 7, in their order. Changes nothing."""
     admission.require_running(parent)
-    name, manifest = _read(parent, request.manifest)
+    name, manifest = _read(kernel, parent, request.manifest)
     needs = [Need("agent", "spawn", name or "*")]
     admission.require_grant(parent, name or "*", cap)
     who = admission.above(parent)
@@ -188,7 +188,7 @@ def _note(start: Start, child: Agent) -> None:
             kernel.journal.put(draft, sync=False)
 
 
-def _read(parent: Agent, written: Mapping[str, Any]) -> tuple[str | None, AgentManifest]:
+def _read(kernel: "Kernel", parent: Agent, written: Mapping[str, Any]) -> tuple[str | None, AgentManifest]:
     """The name that was asked for, and the manifest. What is left out of it is as usual for a child."""
     parts, text = _measured(written)
     if parts > MOST_PARTS or text > MOST_TEXT:
@@ -196,7 +196,7 @@ def _read(parent: Agent, written: Mapping[str, Any]) -> tuple[str | None, AgentM
         reason = f"a manifest that is spawned has at most {most}"
         raise EINVAL("manifest", reason, hint="name folders and patterns", step=admission.MANIFEST)
     tree = {key: value for key, value in written.items() if key != "caps"}  # those come beside it
-    fallback = new_name(_title(tree.get("program")))
+    fallback = kernel.table.unused(new_names(_title(tree.get("program"))), parent.namespace)
     manifest = admission.read(tree, parent.namespace, fallback)
     return (None if manifest.name == fallback else bare(manifest.id)), manifest
 

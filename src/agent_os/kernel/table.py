@@ -295,6 +295,16 @@ class Table:
             if self._claims.get(agent_id) is claim:  # else it has a row, or somebody else has the next claim
                 del self._claims[agent_id]
 
+    def knows(self, agent_id: str) -> bool:
+        """Somebody has that id, or had it."""
+        return self._store.get("incarnations", agent_id) is not None or agent_id in self._rows
+
+    def unused(self, names: Iterator[str], namespace: str = NAMESPACE) -> str:
+        """The first name that nobody has or had. Whoever bears that of an ended agent is its next life to all who ask
+        for that one, and finds what it kept."""
+        ids = ((name, qualified(name, namespace=namespace)) for name in names)
+        return next(name for name, agent_id in ids if not self.knows(agent_id) and agent_id not in self._claims)
+
     def is_free(self, agent_id: str) -> bool:
         """Nobody of that id lives, lives again, or is being started."""
         return agent_id not in self._claims and self.over(agent_id)
@@ -311,8 +321,7 @@ class Table:
     def require_own_name(self, name: str, parent: str) -> None:
         """What an agent kept belongs to its id: whoever may start children must not start one as somebody else's."""
         agent_id = qualified(name)
-        known = self._store.get("incarnations", agent_id) is not None or agent_id in self._rows
-        if known and (self._store.get("parents", agent_id) or b"").decode() != parent:
+        if self.knows(agent_id) and (self._store.get("parents", agent_id) or b"").decode() != parent:
             raise EEXIST(
                 "agent.name", f"{name!r} is the name of an agent that is not yours", hint="choose another name"
             )

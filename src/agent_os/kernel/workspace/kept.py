@@ -14,10 +14,11 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,10 +57,16 @@ class Meta:
 
 def new_name(command: str) -> str:
     """A name for a workspace of this command, such as `fix-3f2a`."""
+    return next(new_names(command))
+
+
+def new_names(command: str) -> Iterator[str]:
+    """One after the other, longer and longer, for whoever finds that the first are taken."""
     words = command.split()
     stem = Path(words[0]).stem.lower() if words else ""
     slug = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:24].strip("-") or "agent"
-    return f"{slug}-{secrets.token_hex(2)}"
+    for tries in count():
+        yield f"{slug}-{secrets.token_hex(2 + tries // 4)}"
 
 
 class Workspaces:
