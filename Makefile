@@ -1,6 +1,6 @@
 # Needs python3.11 or later, pip, make and git. Everything else comes from the package index, by hash.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast bench soak lock clean
+.PHONY: help setup run demo test test-fast bench soak chromium lock clean
 
 # All state of `run` and `demo` stays in the checkout; the user's own is never touched.
 RUN_HERE := AGENT_OS_HOME="$(CURDIR)/.agent-os" .venv/bin/python
@@ -33,6 +33,9 @@ bench: .venv/.ok  ## measure; ratios of one run
 
 soak: .venv/.ok  ## the long forms of the tests
 	@.venv/bin/python scripts/test --soak $(ARGS)
+
+chromium:  ## get the browser of the tools browser.* (a system package; needs root)
+	@scripts/chromium
 
 lock: .venv/.ok  ## renew requirements.lock and the pinned uv
 	@$(COMPILE) --group dev --all-extras --output-file requirements.lock pyproject.toml

@@ -7,14 +7,13 @@ messages is what one agent may send at once, so a sender sends fewer.
 """
 
 import asyncio
-import json
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks import sides
 from benchmarks.kernel_side import queue_round_trip
 from benchmarks.measure import Report, Series
 
@@ -27,8 +26,8 @@ QUIET_TURNS = 5
 
 async def run(report: Report, long: bool) -> None:
     with tempfile.TemporaryDirectory() as home:
-        ours = await _start([sys.executable, str(HERE / "bus_side.py")])
-        durable = await _start([sys.executable, str(HERE / "bus_side.py"), home])
+        ours = await sides.start([sys.executable, str(HERE / "bus_side.py")])
+        durable = await sides.start([sys.executable, str(HERE / "bus_side.py"), home])
         amb, autogen = await _other("amb-core", "other_amb.py"), await _other("autogen-core", "other_autogen.py")
         try:
             await round_trips(report, ours, amb)
@@ -37,19 +36,17 @@ async def run(report: Report, long: bool) -> None:
             await stuck(report, durable)
         finally:
             for one in (ours, durable, amb, autogen):
-                if one and one.stdin:
-                    one.stdin.close()
-                    await one.wait()
+                await sides.end(one)
 
 
 async def round_trips(report: Report, ours: Process, amb: Process | None) -> None:
     mine, theirs = Series("request and response of two processes", "µs"), Series("the same in amb-core", "µs")
     queue = Series("there and back by asyncio.Queue, one process", "µs")
     for _ in range(TURNS):
-        mine.samples += (await _ask(ours, {"do": "rounds", "rounds": ROUNDS}))["took"]
+        mine.samples += (await sides.ask(ours, {"do": "rounds", "rounds": ROUNDS}))["took"]
         queue.samples.append(await queue_round_trip())
         if amb:
-            theirs.samples += (await _ask(amb, {}))["took"]
+            theirs.samples += (await sides.ask(amb, {}))["took"]
     report.add(mine)
     report.figure("request and response of two processes, p99", _p99(mine.samples), "µs")
     report.add(queue)
@@ -66,11 +63,11 @@ async def throughput(report: Report, ours: Process, durable: Process, autogen: P
     cpu = Series("cpu of the kernel for a message", "µs")
     for _ in range(TURNS):
         for side, series in ((ours, memory), (durable, disk)):
-            said = await _ask(side, order)
+            said = await sides.ask(side, order)
             series.samples.append(said["rate"])
             cpu.samples.append(said["cpu"])
         if autogen:
-            theirs.samples.append((await _ask(autogen, {}))["rate"])
+            theirs.samples.append((await sides.ask(autogen, {}))["rate"])
     for series in (memory, disk, cpu):
         report.add(series)
     if autogen:
@@ -81,7 +78,7 @@ async def throughput(report: Report, ours: Process, durable: Process, autogen: P
 
 async def beside_a_flood(report: Report, ours: Process) -> None:
     """p99 is of the worst of few: of several turns the one that met the least from outside counts."""
-    said = await _ask(ours, {"do": "quiet", "turns": QUIET_TURNS, "rounds": ROUNDS})
+    said = await sides.ask(ours, {"do": "quiet", "turns": QUIET_TURNS, "rounds": ROUNDS})
     alone, beside = (
         min(_p99(said[which][at : at + ROUNDS]) for at in range(0, len(said[which]), ROUNDS))
         for which in ("alone", "beside")
@@ -94,7 +91,7 @@ async def beside_a_flood(report: Report, ours: Process) -> None:
 async def stuck(report: Report, durable: Process) -> None:
     """A mailbox holds 16 MiB, whatever is sent: memory grows to some times that, and then no more. Durable, because a
     kernel without a home keeps its record in memory as well."""
-    said = await _ask(durable, {"do": "stuck", "senders": 4, "size": 64 << 10, "seconds": 8})
+    said = await sides.ask(durable, {"do": "stuck", "senders": 4, "size": 64 << 10, "seconds": 8})
     sizes: list[int] = said["sizes"]
     half = max(sizes[: len(sizes) // 2])
     report.figure("memory of a kernel with a stuck consumer, more by", max(sizes) / 2**20, "MiB")
@@ -105,15 +102,6 @@ def _p99(samples: Sequence[float]) -> float:
     return sorted(samples)[max(0, round(len(samples) * 0.99) - 1)]
 
 
-async def _start(argv: Sequence[str]) -> Process:
-    process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, limit=1 << 22)
-    assert process.stdout
-    said = await process.stdout.readline()
-    if said.strip() != b"ready":
-        raise SystemExit(f"{argv[-1]} did not start: {said!r}")
-    return process
-
-
 async def _other(name: str, script: str) -> Process | None:
     python = OTHERS / name / "bin" / "python"
     if not python.exists():
@@ -122,13 +110,3 @@ async def _other(name: str, script: str) -> Process | None:
     return await asyncio.create_subprocess_exec(
         python, str(HERE / script), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=1 << 22
     )
-
-
-async def _ask(process: Process, order: dict[str, Any]) -> dict[str, Any]:
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write(json.dumps(order).encode() + b"\n")
-    said = json.loads(await process.stdout.readline())
-    if "problem" in said:
-        raise SystemExit(said["problem"])
-    return said

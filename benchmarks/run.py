@@ -23,12 +23,14 @@ from benchmarks import (  # noqa: E402 (the path is set above)
     journal,
     kernel,
     memory,
+    models,
     policy,
     rate,
     spawn,
     supervision,
 )
 from benchmarks.measure import Report  # noqa: E402
+from benchmarks.sharedllm import bench as sharedllm  # noqa: E402
 
 from agent_os.sandbox.spawner import SandboxError  # noqa: E402
 
@@ -46,6 +48,8 @@ BENCHMARKS = {
     "gate": gate.run,
     "supervision": supervision.run,
     "bus": bus.run,
+    "sharedllm": sharedllm.run,
+    "models": models.run,
 }
 
 

@@ -40,4 +40,4 @@ def test_every_agent_shows_what_it_must(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, DEMO / "run.py"], env=env, capture_output=True, text=True, timeout=600)
     results = ran.stdout.rpartition("\n\n")[2].splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [line.split()[1] for line in results] == ["shown"] * 9
+    assert [line.split()[1] for line in results] == ["shown"] * 12

@@ -5,6 +5,7 @@ Read from the Markdown alone: inline code and fenced blocks. The verbs and flags
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -68,14 +69,20 @@ def _unknown_in_call(words: list[str]) -> Iterator[str]:
             yield f"agentctl {verb} {flag}"
 
 
+@cache
 def flags() -> dict[str, set[str]]:
     """The flags of every verb; those of agentctl itself under the empty name."""
     commands = {"": cli.app, **{verb: cli.app.get_command(click.Context(cli.app), verb) for verb in cli.VERBS}}
     return {
-        verb: {"-h", "--help", *(name for one in _with_inner(command) for p in one.params for name in p.opts)}
+        verb: {"-h", "--help", *(name for one in _with_inner(command) for p in one.params for name in _spellings(p))}
         for verb, command in commands.items()
         if command
     }
+
+
+def _spellings(parameter: click.Parameter) -> list[str]:
+    """A flag's names; of `--local/--remote` both."""
+    return [*parameter.opts, *parameter.secondary_opts]
 
 
 def _with_inner(command: click.Command) -> list[click.Command]:

@@ -28,6 +28,7 @@ from stage import (
     require,
     targets,
 )
+from thinkers import coder, research, trader
 
 PROJECTS = ("guest", "burglar", "deployer", "spender", "newsroom", "crasher")  # each in a folder of its own
 FOLDERS = (".", *PROJECTS, "fleet")
@@ -73,6 +74,9 @@ def parts(prey: Targets) -> dict[str, Callable[[], str]]:
         "deployer": deployer,
         "spender": spender,
         "newsroom": newsroom,
+        "coder": coder,
+        "research": research,
+        "trader": trader,
         "restart": restart,
         "crasher": crasher,
     }
@@ -310,7 +314,7 @@ def put_away() -> None:
         agentctl("release", "burglar", "--reason", "the demo is over", quiet=True)
         gone = agentctl("delete", *names, "--yes", quiet=True)
         require(gone.returncode == 0 and not set(names) & set(declared()), f"something is left: {gone.stderr.strip()}")
-    for name in (*PROJECTS, *GROUP, "flaky", "nightly", "report"):
+    for name in (*PROJECTS, *GROUP, "flaky", "nightly", "report", "code", "research", "trader", "market"):
         agentctl("discard", name, "--yes", quiet=True)
 
 

@@ -16,12 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FLEET = HERE.parent / "fleet"
+BESIDE = ("fleet", "code", "research", "trading")  # examples that the demo shows as they are
 STAGE = HERE.parent.parent / ".cache" / "demo"
 AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]
 NOTES = {f"notes/{number}.txt": f"note number {number}\n" for number in (1, 2, 3)}
 _DROP = "http://drop.example/drop"
-_SCRIPTS = shutil.ignore_patterns("run.py", "stage.py", "__pycache__")
+_SCRIPTS = shutil.ignore_patterns("run.py", "stage.py", "thinkers.py", "__pycache__")
 
 
 class NotShown(Exception):
@@ -39,7 +39,8 @@ def alone() -> Iterator[None]:
             sys.exit("the demo runs already, in another terminal")
         shutil.rmtree(STAGE, ignore_errors=True)
         shutil.copytree(HERE, STAGE, ignore=_SCRIPTS)
-        shutil.copytree(FLEET, STAGE / "fleet", ignore=_SCRIPTS)
+        for example in BESIDE:
+            shutil.copytree(HERE.parent / example, STAGE / example, ignore=_SCRIPTS)
         write(STAGE / "guest", NOTES)
         write(STAGE / "deployer", {"data/orders": "a thousand orders\n"})
         yield

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     )
     from agent_os.message_bus import MessageBus
     from agent_os.space import AgentContext, AgentRuntime, CapabilityManager, KernelSpace, Scheduler
+    from agent_os.tool_registry import ToolRegistry
     from agent_os.userland.agent import agent
     from agent_os.userland.context import Context
     from agent_os.userland.pipes import PipeError, Pipeline, PolicyCheckPipe, Stage
+    from agent_os.userland.tools import tool
 
 __version__ = "0.1.0"
 
@@ -69,7 +71,9 @@ _HOMES = {
     "ResponseMode": "agent_os.manifest.roles",
     "Scheduler": "agent_os.space",
     "Stage": "agent_os.userland.pipes",
+    "ToolRegistry": "agent_os.tool_registry",
     "agent": "agent_os.userland.agent",
+    "tool": "agent_os.userland.tools",
 }
 
 __all__ = [
@@ -105,8 +109,10 @@ __all__ = [
     "ResponseMode",
     "Scheduler",
     "Stage",
+    "ToolRegistry",
     "__version__",
     "agent",
+    "tool",
 ]
 
 

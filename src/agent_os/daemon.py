@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from agent_os import builtin_tools, model_drivers
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
 from agent_os.client import place
 from agent_os.client.start import ELSEWHERE, LOG, prepared
@@ -119,7 +120,9 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     _set_limits()
     loop = asyncio.get_running_loop()
     store = _store(home)
-    kernel = await boot(store=store, home=home, auto=auto, env=dict(os.environ), manifests=place.agents())
+    kernel = await boot(
+        store=store, home=home, auto=auto, env=dict(os.environ), manifests=place.agents(), install=_install
+    )
     calm_collector()
     kernel.guests.on_end = kernel.client_left = lambda: _consider(kernel)
     loop.call_later(_TO_COME, lambda: _consider(kernel))  # whoever started us may have died since
@@ -137,6 +140,12 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     store.close()
     log.info("ended")
     return 0
+
+
+def _install(kernel: Kernel) -> None:
+    """The drivers that the kernel knows the interfaces of."""
+    builtin_tools.install(kernel)
+    kernel.models.makes = model_drivers.Drivers(kernel.store.blob, kernel.authority.labels.written_by)
 
 
 def _consider(kernel: Kernel) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from agent_os import model_drivers
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, EPERM, ESRCH, AgentKernelPanic, AgentOSError
@@ -53,6 +54,11 @@ class KernelSpace:
         journal, policy = Journal.open(store, home=self._home), current(self._home)
         # There is no door at which a person could answer, so what must be asked about is refused.
         self._kernel = Kernel(store, journal, home=self._home, env=os.environ, policy=policy, anybody=False)
+        if sys.platform == "linux":
+            from agent_os import builtin_tools  # what they work with needs Linux
+
+            builtin_tools.install(self._kernel)
+        self._kernel.models.makes = model_drivers.Drivers(store.blob, self._kernel.authority.labels.written_by)
         about = frames.encode_body({"pid": os.getpid(), "embedded": True})
         self._kernel.journal.put_now(Draft("kernel", Kind.BOOT, body=about), sync=True)
         self._kernel.journal.put_now(self._kernel.governing.at_boot(), sync=True)
@@ -180,10 +186,12 @@ class ContextSignals:
                 agent.become(Incarnation.SUSPENDED)
                 agent.clock.stop()
                 self._kernel.bus.freeze(agent.id)
+                self._kernel.models.stop(agent.id)
             case AgentSignal.SIGCONT if agent.life is Incarnation.SUSPENDED:
                 agent.become(Incarnation.RUNNING)
                 agent.clock.go_on()
                 self._kernel.bus.thaw(agent.id)
+                self._kernel.models.go_on(agent.id)
             case AgentSignal.SIGKILL:
                 self._end(Ended(ExitClass.REQUESTED, -1, "killed"))
             case AgentSignal.SIGPOLICY | AgentSignal.SIGTRUST:
@@ -201,6 +209,7 @@ class ContextSignals:
     def _end(self, ended: Ended, *puts: Put) -> None:
         agent = self._agent
         farewell = self._kernel.bonds.farewell(agent, ended)
+        self._kernel.models.kill(agent.id)
         goals, goals_left = self._kernel.scheduler.left(agent, ended, again=False)
         agent.exit, agent.life = ended, Incarnation.EXITED
         agent.clock.go_on()

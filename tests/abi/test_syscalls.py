@@ -12,9 +12,28 @@ from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body,
 from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe, syscalls
 from agent_os.kernel.bus import office
 from agent_os.kernel.goals import desk
+from agent_os.kernel.models import desk as models
 from agent_os.kernel.supervisor import bonds, doors, looking
+from agent_os.kernel.tools import doors as tools
+from agent_os.kernel.tools import servers
 
-OPERATORS = (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health, office)
+OPERATORS = (
+    operator,
+    auditing,
+    safe,
+    asking,
+    granting,
+    rules,
+    doors,
+    looking,
+    bonds,
+    desk,
+    health,
+    office,
+    models,
+    tools,
+    servers,
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

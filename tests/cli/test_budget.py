@@ -122,7 +122,17 @@ def test_cost_is_a_table_an_object_or_a_sheet(tmp_path: Path) -> None:
             ["total", "$0.500001", "2"],
         ]
         sheet = list(csv.reader(io.StringIO((await ctl("cost", "--by", "model,agent", "-o", "csv")).out)))
-        assert sheet[0] == ["model", "agent", "cost_usd", "tokens", "bytes", "count", "calls", "messages"]
+        assert sheet[0] == [
+            "model",
+            "agent",
+            "cost_usd",
+            "tokens",
+            "bytes",
+            "count",
+            "calls",
+            "messages",
+            "model_calls",
+        ]
         assert sheet[1][:3] == ["'=evil()", "a", "0.500000"]
         assert (await ctl("cost", "-o", "json")).json["total"] == {"cost_usd": 0.500001, "calls": 2}
         assert "nothing was spent" in (await ctl("cost", "--since", "2100-01-01")).err

@@ -61,6 +61,17 @@ def test_flags_beside_a_manifest_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert "--net has no place beside it" in capsys.readouterr().err
 
 
+def test_a_goal_without_quotes_is_shown_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clock.agent.toml").write_text(CLOCK)
+    assert main(["run", str(tmp_path / "clock.agent.toml"), "What", "is", "it?"]) == 125
+    assert 'clock.agent.toml "What is it?"' in capsys.readouterr().err
+
+
+def test_a_manifest_that_is_not_there_is_no_program_to_look_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "clok.agent.toml"]) == 125
+    assert "there is no file clok.agent.toml" in capsys.readouterr().err
+
+
 @pytest.mark.integration
 def test_a_fleet_is_applied_compared_changed_and_deleted(desk: Desk) -> None:
     write(desk, clock=CLOCK, reader=READER, team=TEAM)

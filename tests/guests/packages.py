@@ -24,7 +24,7 @@ _PYTHONS = ("3.12", "3.11", "3.10")  # what agents written in Python support
 class Package:
     name: str  # of its directory in the cache
     kind: Literal["npm", "pip"]
-    words: str  # name and version as its installer spells them
+    words: str  # name and version as its installer spells them; several with a space between
     seconds: float  # to install it; then it counts as not to be had
 
     @property
@@ -69,10 +69,10 @@ def _is_installed(package: Package) -> bool:
 def _install(package: Package) -> None:
     if package.kind == "npm":
         quiet = ["--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1"]
-        steps = [[_program("npm"), "install", *quiet, "--prefix", str(package.place), package.words]]
+        steps = [[_program("npm"), "install", *quiet, "--prefix", str(package.place), *package.words.split()]]
     else:
         pip = [str(package.place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        steps = [[_python(), "-m", "venv", str(package.place)], [*pip, package.words]]
+        steps = [[_python(), "-m", "venv", str(package.place)], [*pip, *package.words.split()]]
     if package.place.exists():
         shutil.rmtree(package.place)
     package.place.mkdir(parents=True)

@@ -17,7 +17,7 @@ import pytest
 
 import agents
 import leftovers
-from agent_os.kernel.tools import run_tool
+from agent_os.kernel.tools.oneshot import run_tool
 from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spawner import Launcher
 from agent_os.sandbox.spec import GUEST_LIMITS, Limits, Workspace

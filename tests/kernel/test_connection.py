@@ -226,7 +226,7 @@ def test_unknown_kinds_from_128_on_and_trailing_fields_are_ignored() -> None:
 
 BAD_BODIES: dict[str, tuple[int, object, type[Exception], str]] = {
     "an unknown op": (60, {}, ENOSYS, "60"),
-    "an op of a later step": (19, {}, ENOSYS, "model"),
+    "an op of a later step": (20, {}, ENOSYS, "memory"),
     "an operator's op": (128, {}, EPERM, "OP_STATUS"),
     "a wrong type": (1, {"path": 7}, EINVAL, "path"),
     "a field that is not there": (1, {"path": "/mem/working/x", "form": "/etc"}, EINVAL, "form"),

@@ -356,8 +356,8 @@ def test_a_call_that_waits_for_a_person_is_cancelled() -> None:
         handle = await granted(kernel, row, "tool:slow:call")
         usual = kernel.tools.prepare
 
-        def asking_first(*words: Any) -> Any:
-            act = usual(*words)
+        def asking_first(*words: Any, **more: Any) -> Any:
+            act = usual(*words, **more)
             act.ask = "it is slow"
             return act
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -54,6 +55,14 @@ def test_a_failure_is_explained(problem: SandboxError, kind: type, code: str, wo
     assert error.hint
     assert error.retryable == (code in ("launcher", "moved"))
     assert is_permanent(error) != error.retryable
+
+
+@pytest.mark.parametrize("ending", get_args(process.Ending))
+def test_whoever_was_ended_did_not_succeed_also_if_it_came_to_its_own_end_in_that_moment(
+    ending: process.Ending,
+) -> None:
+    assert (process.status_of(ending, 0) == 0) is (ending == "exited")
+    assert process.status_of("exited", 3) == process.status_of("killed", 3) == 3
 
 
 async def run(order: Order, host: Host, **simulate: object) -> process.Outcome:

@@ -17,7 +17,15 @@ def asked(text: str, parent: str | None = None) -> list[str]:
     ("text", "capabilities"),
     [
         ("", []),
-        ('tools = ["http.fetch", "memory.*"]', ["tool:http.fetch:call", "tool:memory.*:call"]),
+        ('tools = ["http.fetch", "web.*"]', ["tool:http.fetch:call", "tool:web.*:call"]),
+        (
+            'tools = ["memory.search", "memory.store"]',
+            [
+                *("tool:memory.search:call", "tool:memory.store:call"),
+                *("mem:/mem/episodic/**:read", "mem:/mem/semantic/**:read"),
+                *("mem:/mem/episodic/**:write", "mem:/mem/semantic/**:write"),
+            ],
+        ),
         ('topics_publish = ["a.b", "c.>"]', ["ipc:topic/a.b:publish", "ipc:topic/c.**:publish"]),
         ('topics_subscribe = ["a.*.b"]', ["ipc:topic/a.*.b:subscribe"]),
         ('topics_publish = ["news.*"]', ["ipc:topic/news.+:publish"]),

@@ -43,8 +43,22 @@ def test_it_is_declared_bare_or_with_needs() -> None:
         "file:/work/out/**:read,write",
         "file:/work/in/**:read",
     ]
-    assert (one_input.caps, one_input.extra) == (["tool:web.search:call"], {"model": "small"})
+    assert (one_input.caps, one_input.extra) == (
+        ["tool:web.search:call", "llm:small:call"],
+        {"model": "small"},
+    )
     assert declared.manifest()["program"] == {"runtime": "python", "entry": f"{__file__}:declared"}
+
+
+def test_the_model_of_a_manifest_or_an_operator_takes_the_place_of_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asks(ctx: Any) -> None: ...
+
+    own = agent(model="p/own")(asks)
+    assert (own.caps, own.manifest()["program"]["model"]) == (["llm:p/own:call"], "p/own")
+    monkeypatch.setenv("AGENT_OS_MODEL", "p/other")
+    other = agent(model="p/own")(asks)
+    assert (other.caps, other.manifest()["program"]["model"]) == (["llm:p/other:call"], "p/other")
+    assert "model" not in agent(asks).manifest()["program"], "who wants no model is given none"
 
 
 def test_a_program_can_still_be_called_by_hand() -> None:

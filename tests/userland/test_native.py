@@ -47,6 +47,7 @@ def test_it_ends_as_python_would(program: str, tmp_path: Path) -> None:
 AGENTS = """
 import asyncio, dataclasses, os, random, subprocess, sys
 from agent_os import Context, agent
+from agent_os.abi.errors import EPERM
 
 @dataclasses.dataclass
 class Summary:
@@ -70,8 +71,19 @@ async def refused(ctx: Context):
         await ctx.read("/mem/working/absent")
 
 @agent
+async def unfit(ctx: Context):
+    raise EPERM("cap.missing", "you hold no capability for it", missing="llm:mine/small:call")
+
+@agent
 async def leaves(ctx: Context):
     raise SystemExit(7)
+
+class Stopped(SystemExit):
+    failure, result = "stopped (turns)", {"text": "so far"}
+
+@agent
+async def stops(ctx: Context):
+    raise Stopped(20)
 
 @agent
 async def waits(ctx: Context):
@@ -165,6 +177,19 @@ def test_an_author_is_shown_their_own_lines_and_none_of_ours(
     shown = [line for line in said.splitlines() if line.startswith("  File ")]
     assert [str(program) in line for line in shown] == [True] * lines
     assert ("Traceback" in said) is (lines > 0)
+
+
+def test_an_author_is_told_which_capability_is_missing_and_who_gives_it(program: Path, sockets: Any) -> None:
+    said = run_agent([f"{program}:unfit"], sockets)[0].stderr
+    assert said.endswith("  try: agentctl run --cap 'llm:mine/small:call', or capabilities in its manifest\n")
+
+
+def test_a_program_that_stops_early_can_hand_over_what_it_has(program: Path, sockets: Any) -> None:
+    ended, kernel = run_agent([f"{program}:stops"], sockets)
+    assert ended.returncode == 20
+    assert kernel.exit is not None
+    assert (kernel.exit["status"], kernel.exit["result"]) == (20, {"text": "so far"})
+    assert kernel.exit["failure"] == "stopped (turns)"
 
 
 def test_a_file_that_cannot_be_loaded_is_told(tmp_path: Path, sockets: Any) -> None:

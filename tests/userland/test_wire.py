@@ -282,7 +282,7 @@ def test_what_cannot_travel_is_refused_before_it_is_sent() -> None:
         return await ctx.exec("tool", {"x": 1})
 
     result, kernel = played(program)
-    assert result == {"tool": "tool", "params": {"x": 1}}
+    assert result.tool == "tool"
     assert len(kernel.named("SYS_EXEC")) == 1
 
 

@@ -17,7 +17,9 @@ from agent_os.abi.errors import EMSGSIZE, EPROTO, AgentOSError, FailureSeverity
 
 ABI_MIN, ABI_MAX = 1, 1  # the current major version and the previous one, once there is one
 MAX_FRAME = 1 << 20
+MAX_BODY = 8 << 20  # of a call that may come in parts, and of its answer
 MAX_NESTING = 64
+PART = 512 << 10
 LENGTH = 4
 _read_length = Layout("<I").unpack_from
 NIL = Raw(b"\xc0")
@@ -102,9 +104,16 @@ class Bye(Struct, array_like=True, tag=11):
     reason: str
 
 
-Frame = Hello | Welcome | Call | Reply | Error | Chunk | End | Credit | Cancel | Push | Bye
-FromAgent = Hello | Call | Chunk | End | Credit | Cancel
-FromKernel = Welcome | Reply | Error | Chunk | End | Credit | Push | Bye
+class Part(Struct, array_like=True, tag=12):
+    """A piece of a body that no frame could hold. The CALL or REPLY that it belongs to follows, with no other body."""
+
+    id: int
+    data: bytes
+
+
+Frame = Hello | Welcome | Call | Reply | Error | Chunk | End | Credit | Cancel | Push | Bye | Part
+FromAgent = Hello | Call | Chunk | End | Credit | Cancel | Part
+FromKernel = Welcome | Reply | Error | Chunk | End | Credit | Push | Bye | Part
 
 _encoder = msgspec.msgpack.Encoder()
 encode_body = _encoder.encode
@@ -123,6 +132,12 @@ def encode(frame: Frame) -> bytes:
 def body(value: object) -> Raw:
     """A value as the body of a frame."""
     return Raw(_encoder.encode(value))
+
+
+def parts(call: int, body: Raw) -> list[Part]:
+    """A body, cut."""
+    data = bytes(body)
+    return [Part(call, data[at : at + PART]) for at in range(0, len(data), PART)]
 
 
 def decode_from_agent(data: bytes | memoryview) -> FromAgent | None:
@@ -194,6 +209,34 @@ class Splitter:
             at += LENGTH + size
         self._buffer = bytearray(data[at:]) if at < end else None
         return found
+
+
+class Gathered:
+    """The parts of one body at a time, until its frame is there."""
+
+    __slots__ = ("_call", "_data")
+
+    def __init__(self) -> None:
+        self._call, self._data = 0, bytearray()
+
+    def take(self, part: Part) -> None:
+        self._require(part.id)
+        if len(self._data) + len(part.data) > MAX_BODY:
+            raise EMSGSIZE("body", f"a body of more than {MAX_BODY} bytes")
+        self._call = part.id
+        self._data += part.data
+
+    def whole(self, call: int, own: Raw) -> Raw:
+        """The body of a frame: its own, or what was gathered for it."""
+        self._require(call)
+        if not self._data:
+            return own
+        whole, self._data = Raw(bytes(self._data)), bytearray()
+        return whole
+
+    def _require(self, call: int) -> None:
+        if self._data and call != self._call:
+            raise EPROTO("part", f"the body of {self._call} had begun, and this is {call}")
 
 
 def from_error(call: int, error: AgentOSError) -> Error:

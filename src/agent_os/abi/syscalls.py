@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
 
+from agent_os.abi.models import ModelRequest
+
 FIRST_OPERATOR = 128
 _NIL = Raw(b"\xc0")
 _DAY_MS = 24 * 3600 * 1000
@@ -40,6 +42,7 @@ class Syscall(NamedTuple):
     effect: Effect
     summary: str
     stream: Literal["", "out", "in", "both"] = ""  # chunks beside the reply: from the kernel, to it
+    large: bool = False  # its body and its answer may have more than a frame holds, and come in parts then
 
     @property
     def operator(self) -> bool:
@@ -77,9 +80,13 @@ class Close(Body):
 
 
 class Exec(Body):
+    """`tool` is a name, or `name@^1.2`. The answer is what the tool gave, its long texts cut; with `whole` it is a map
+    as `abi.tools.ToolResult`, which also tells of the cuts and where all of it lies."""
+
     tool: str
     params: dict[str, Any] = {}
     dry_run: bool = False
+    whole: bool = False
 
 
 class Signal(Body):
@@ -324,6 +331,47 @@ class Finish(Body):
     failure: str | None = None  # what went wrong, in a sentence
 
 
+class Ask(Body):
+    """A question to a person, who answers with a value; `schema` is that of the value, nil for text. EAPPROVAL: it was
+    refused, expired or was cancelled, as its `outcome` says."""
+
+    question: str
+    schema: dict[str, Any] | None = None
+    timeout_ms: int = 900_000
+
+
+class Event(Body):
+    """For people and other programs who look on, in the record. `kind` begins with `agent.`."""
+
+    kind: str
+    facts: dict[str, Any] = {}
+
+
+class Left(Body):
+    """What is left of the caller's budgets, and of those above it that bind it sooner."""
+
+
+class Tools(Body):
+    """What the caller may call, by name: each of `tools` as `abi.tools.ToolInfo`."""
+
+    query: str = ""  # words of name, description or tags
+    tag: str = ""
+
+
+class Register(Body):
+    """A tool for the caller and its descendants: `spec` as `abi.tools.ToolSpec`. Each call of it is a run of `code`, a
+    Python program, in a sandbox of its own: it finds the parameters as JSON on its standard input and prints its result
+    as JSON."""
+
+    spec: dict[str, Any]
+    code: str
+
+
+class Think(ModelRequest, Body):
+    """One model call. Its fields, and those of the reply, are in `abi/models.py`. With `stream` the events of the
+    answer come as chunks before the reply, which is then `{reply, cuts}`: `cuts` has block and length of each text."""
+
+
 # What operators ask.
 
 
@@ -482,6 +530,7 @@ class Decide(Body):
     digest: str
     scope: Literal["once", "session", "always"] = "once"
     reason: str = ""
+    value: Any = None  # the answer to SYS_ASK
 
 
 class Budgets(Body):
@@ -530,6 +579,23 @@ class ApplyRules(Body):
     as they are. What cannot be understood changes nothing."""
 
     back: bool = False  # the rules before the newest, in place of any that are sent
+
+
+class Models(Body):
+    """Providers of models, aliases, prices and limits. A key is the name of a secret, never its value."""
+
+    do: Literal["list", "add", "remove", "alias", "price", "limit", "share", "test"]
+    name: str = ""  # of a provider, an alias, a tenant (`share`), or for `price` and `test` a model: `provider/name`
+    dialect: Literal["", "anthropic", "openai", "ollama"] = ""
+    base: str = ""
+    keys: list[str] = []
+    api: Literal["auto", "chat", "responses"] = "auto"
+    local: bool | None = None
+    slots: int | None = None
+    model: str | None = None  # what an alias stands for; nil: nothing any more
+    prices: dict[str, float] = {}  # dollars for a million tokens: input, output, cached_read, cache_write; request
+    limits: dict[str, float] = {}  # in a minute: requests, tokens, input_tokens, output_tokens; none: what is learned
+    weight: float | None = None  # of a tenant's share; nil: 1, as anybody's
 
 
 class Capabilities(Body):
@@ -723,6 +789,39 @@ class Listen(Body):
     at: int = 0
 
 
+class ToolsOf(Body):
+    """The tools there are, by name, with health and figures. `agent`: what that one may call."""
+
+    query: str = ""
+    tag: str = ""
+    agent: str | None = None
+    name: str = ""  # all versions of one, each with its whole spec
+
+
+class ToolCall(Body):
+    """Call a tool as the operator, or with `agent` as that agent and by what it holds."""
+
+    tool: str
+    params: dict[str, Any] = {}
+    agent: str | None = None
+    dry_run: bool = False
+
+
+class Mcp(Body):
+    """Servers of the Model Context Protocol. `add` starts one and approves of the tools it has now; `test` asks it anew
+    and holds what it lists against that; `approve` takes the listing of this digest, as `test` told it. A server is a
+    command, which runs as a guest, or an address."""
+
+    do: Literal["list", "add", "test", "approve", "remove"] = "list"
+    name: str = ""
+    order: dict[str, Any] = {}  # of a command, as of `Run`
+    url: str = ""
+    secret: str = ""  # brought to the address; it is bound to that host
+    connect_s: float = 30.0
+    call_s: float = 60.0
+    listing: str = ""  # the digest that is approved of
+
+
 _P, _I, _V, _O, _T = Effect.PURE, Effect.IDEMPOTENT, Effect.VERIFIABLE, Effect.OPAQUE, Effect.TOOL
 
 TABLE: tuple[Syscall, ...] = (
@@ -744,6 +843,7 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(16, "SYS_REQUEST", Request, "the response, as in SYS_RECV", _I, "Ask an agent, and wait for its response."),
     Syscall(17, "SYS_REPLY", Reply, "late", _I, "Answer a request."),
     Syscall(18, "SYS_PIPE", Pipe, "output, type", _I, "Ask agents one after the other, with checks in between."),
+    Syscall(19, "SYS_THINK", Think, "the reply, and what it cost", _P, "Call a model.", "out", large=True),
     Syscall(21, "SYS_SHARE", Share, "path", _I, "Let another agent see an entry."),
     Syscall(22, "SYS_LIST", List, "entries, more", _P, "List a directory, in order."),
     Syscall(23, "SYS_STAT", Stat, "kind, size, version, modified, rights, labels", _P, "Look at one entry."),
@@ -763,6 +863,11 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(37, "SYS_TAKE", Take, "id, text, inputs, priority, deadline", _P, "Wait for the next goal."),
     Syscall(38, "SYS_FINISH", Finish, "", _I, "Say that a goal is done."),
     Syscall(39, "SYS_ELEVATE", Elevate, "granted, expires_ns", _I, "Ask a person for more than one holds."),
+    Syscall(40, "SYS_ASK", Ask, "value, by", _I, "Ask a person, and wait for the answer."),
+    Syscall(41, "SYS_EVENT", Event, "", _P, "Tell whoever looks on."),
+    Syscall(42, "SYS_LEFT", Left, "share, resource, left", _P, "What is left to spend."),
+    Syscall(43, "SYS_TOOLS", Tools, "tools", _P, "List the tools that one may call."),
+    Syscall(44, "SYS_REGISTER", Register, "name, version, digest", _I, "Add a tool for oneself and one's children."),
     Syscall(128, "OP_STATUS", Status, "the kernel at this moment", _P, "Look at the kernel."),
     Syscall(129, "OP_LIST", ListAgents, "agents", _P, "List agents."),
     Syscall(130, "OP_INSPECT", Inspect, "everything on one agent", _P, "Look at one agent."),
@@ -798,6 +903,7 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(183, "OP_EXPLAIN", Explain, "verdict, steps", _P, "Say what the gate answers, step by step."),
     Syscall(190, "OP_RULES", Rules, "the policy in force", _P, "Look at the policy in force.", "out"),
     Syscall(191, "OP_APPLY_RULES", ApplyRules, "the policy in force", _I, "Change the operator's rules.", "in"),
+    Syscall(195, "OP_MODELS", Models, "providers, aliases, waiting", _I, "Say which models there are, and try them."),
     Syscall(200, "OP_APPLY", Apply, "agents, warnings, applied", _I, "Declare agents by their manifests."),
     Syscall(201, "OP_DELETE", Delete, "agents", _I, "Stop declared agents and forget them."),
     Syscall(202, "OP_START", Start, "agent, state, incarnation, pid", _I, "Start a declared agent."),
@@ -818,6 +924,9 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(227, "OP_DEAD", DeadLetters, "letters", _I, "Look at dead letters, redeliver or drop them."),
     Syscall(228, "OP_LISTEN", Listen, "events", _P, "Follow a topic.", "out"),
     Syscall(229, "OP_TOPICS", Topics, "reliable", _I, "Say which topics lose nothing."),
+    Syscall(240, "OP_TOOLS", ToolsOf, "tools", _P, "Look at the tools."),
+    Syscall(241, "OP_CALL", ToolCall, "as abi.tools.ToolResult", _O, "Call a tool."),
+    Syscall(242, "OP_MCP", Mcp, "servers", _I, "Add, test and remove MCP servers."),
 )
 
 BY_NUMBER = {one.number: one for one in TABLE}
@@ -826,6 +935,5 @@ BY_REQUEST = {one.request: one for one in TABLE}
 
 # Numbers that are promised and not there yet; asking for one is ENOSYS with this word.
 LATER = {
-    19: "model calls come with the model gateway",
     20: "search comes with memory",
 }

@@ -1,4 +1,4 @@
-"""`agentctl approvals`, `approve`, `deny`: what agents want that only a person may allow.
+"""`agentctl approvals`, `approve`, `deny`, `answer`: what agents want that only a person may allow, or can tell them.
 
 In: what waits, as the kernel tells it; half of it was written by an agent, and is shown quoted and made harmless. Out:
 a table, the whole question, or an answer. An answer carries the digest of the question that was shown.
@@ -72,8 +72,46 @@ def deny(approval: str, reason: str, as_json: bool) -> None:
     _answer(approval, "deny", "once", reason, as_json=as_json)
 
 
+@click.command()
+@click.argument("approval", metavar="ID")
+@click.argument("value")
+@click.option("--reason", default="", metavar="TEXT", help="Kept with the answer.")
+@output_option
+def answer(approval: str, value: str, reason: str, as_json: bool) -> None:
+    """Answer the question ID of an agent with VALUE: text, or JSON where it asks for another type.
+
+    \b
+      agentctl answer q-3 "The one in Berlin"
+      agentctl answer q-4 true
+    """
+    one = _find(approval)
+    if one["syscall"] != "SYS_ASK":
+        raise click.UsageError(
+            f"{one['id']} is no question: agentctl approve {one['id']}, or agentctl deny {one['id']}"
+        )
+    given = _value(value, one["schema"])
+    decide = Decide(approval=one["id"], outcome="approve", digest=one["digest"], reason=reason, value=given)
+    decided = ask(decide)
+    if as_json:
+        print_json(jsonable(decided))
+        return
+    click.echo(f"answered  {decided['id']}  {plain(decided['agent'])}: {_short(_json(given))}")
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Text is text where text is asked for; anything else is JSON."""
+    if schema is None or (isinstance(schema, dict) and schema.get("type") == "string"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _answer(approval: str, outcome: Any, scope: Any, reason: str, *, as_json: bool) -> None:
     one = _find(approval)
+    if outcome == "approve" and one["syscall"] == "SYS_ASK":
+        raise click.UsageError(f"{one['id']} is a question: agentctl answer {one['id']} VALUE")
     if not as_json:
         _print_whole(one, err=True)
     decided = ask(Decide(approval=one["id"], outcome=outcome, digest=one["digest"], scope=scope, reason=reason))
@@ -105,16 +143,23 @@ def _print_table(rows: Sequence[Row]) -> None:
         say("nothing waits for a decision")
         return
     click.echo(listing(rows))
-    say("all of one: agentctl approvals ID   then   agentctl approve ID   or   agentctl deny ID")
+    verb = "answer ID VALUE" if any(row["syscall"] == "SYS_ASK" for row in rows) else "approve ID"
+    say(f"all of one: agentctl approvals ID   then   agentctl {verb}   or   agentctl deny ID")
 
 
 def listing(rows: Sequence[Row]) -> str:
     headings = ("ID", "AGENT", "WANTS", "ORIGIN", "AGE", "STATE")
     cells = [
-        (row["id"], row["agent"], _short(row["wants"]), _short(_origin(row)), age(row["seconds"]), _state(row))
+        (row["id"], row["agent"], _short(_wants(row)), _short(_origin(row)), age(row["seconds"]), _state(row))
         for row in rows
     ]
     return table(cells, headings)
+
+
+def _wants(row: Row) -> str:
+    """A question in its own words, quoted."""
+    question = row["args"].get("question") if row["syscall"] == "SYS_ASK" and isinstance(row["args"], dict) else None
+    return row["wants"] if question is None else f"{row['wants']}: {_json(question)}"
 
 
 def _print_whole(one: Row, *, err: bool = False) -> None:

@@ -20,7 +20,7 @@ from agent_os.cli.asking import ask
 from agent_os.cli.changes import human_size, say
 from agent_os.cli.output import output_option, plain, print_json, table
 
-RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages")
+RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages", "model_calls")
 _MICRO = 1_000_000
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)(?:b|b/s)?", re.IGNORECASE)

@@ -29,7 +29,8 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "run": Verb("agent_os.cli.run:run", "Agents", "Run any command as an isolated agent.", errors.EXIT_NOT_STARTED),
+    "run": Verb("agent_os.cli.run:run", "Agents", "Run any command, or a manifest, isolated.", errors.EXIT_NOT_STARTED),
+    "init": Verb("agent_os.cli.init:init", "Agents", "Write an example agent to begin with."),
     "ps": Verb("agent_os.cli.agents:ps", "Agents", "List the agents."),
     "top": Verb("agent_os.cli.top:top", "Agents", "Watch all agents."),
     "kill": Verb("agent_os.cli.agents:kill", "Agents", "End agents and all they started, at once."),
@@ -55,6 +56,7 @@ VERBS = {
     "secrets": Verb("agent_os.cli.secrets:secrets", "System", "Keep secrets that agents use and never see."),
     "approvals": Verb("agent_os.cli.approvals:approvals", "Authority", "List what waits for a person's decision."),
     "approve": Verb("agent_os.cli.approvals:approve", "Authority", "Allow what an agent asks for."),
+    "answer": Verb("agent_os.cli.approvals:answer", "Authority", "Answer a question of an agent."),
     "deny": Verb("agent_os.cli.approvals:deny", "Authority", "Refuse what an agent asks for."),
     "cap": Verb("agent_os.cli.cap:cap", "Authority", "Show, give and take back capabilities."),
     "can": Verb("agent_os.cli.explain:can", "Authority", "Say whether an agent may do something."),
@@ -73,6 +75,9 @@ VERBS = {
     "send": Verb("agent_os.cli.bus:send", "Fleet", "Send an agent a message, or ask it something."),
     "bus": Verb("agent_os.cli.bus:bus", "Fleet", "Look at messages, topics and dead letters."),
     "manifest": Verb("agent_os.cli.manifest:manifest", "Fleet", "Lint, show and explain manifests."),
+    "model": Verb("agent_os.cli.models:model", "Models and tools", "Say which models there are, and try them."),
+    "tool": Verb("agent_os.cli.tools:tool", "Models and tools", "List tools, and call one."),
+    "mcp": Verb("agent_os.cli.mcp:mcp", "Models and tools", "Add servers that bring further tools."),
     "policy": Verb("agent_os.cli.policy:policy", "Authority", "Check, test and compare rules."),
     "up": Verb("agent_os.cli.kernel:up", "System", "Start the kernel and keep it; a run starts one by itself."),
     "down": Verb("agent_os.cli.kernel:down", "System", "Stop every agent, then the kernel."),
@@ -122,6 +127,7 @@ def app() -> None:
 
     \b
       agentctl run -- python my_agent.py
+      agentctl init --template loop && agentctl run *.agent.toml
     """
 
 

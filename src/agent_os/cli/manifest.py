@@ -63,7 +63,7 @@ def lint(paths: Sequence[Path], strict: bool, as_json: bool) -> int:
 @click.argument("file", type=_FILE)
 @output_option
 def show(file: Path, as_json: bool) -> int:
-    """Show FILE complete, with all defaults: as TOML, or as JSON in the shape of seed 4."""
+    """Show FILE complete, with all defaults: as TOML, or with --json as JSON."""
     read = _read(file)
     if as_json:
         print_json({"manifest": json.loads(read.manifest.to_json())})

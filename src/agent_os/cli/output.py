@@ -44,6 +44,12 @@ def print_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps({"api": API, **value}, ensure_ascii=True, default=str))
 
 
+def show_result(result: Any) -> None:
+    """What an agent returned: text as it is, made harmless; anything else as JSON."""
+    text = result if isinstance(result, str) else json.dumps(result, default=repr)
+    click.echo("\n".join(map(plain, text.splitlines())))
+
+
 def wants_colour(stream: TextIO) -> bool:
     return "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb" and stream.isatty()
 

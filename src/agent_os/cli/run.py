@@ -10,24 +10,24 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from agent_os.abi.errors import ENOENT, EPIPE
+from agent_os.abi.text import portable
 from agent_os.cli.changes import count, say, show, tell
 from agent_os.cli.errors import EXIT_INTERRUPTED
-from agent_os.cli.output import plain
+from agent_os.cli.output import plain, show_result
+from agent_os.cli.surroundings import environment, words
 
 if TYPE_CHECKING:
     from agent_os.cli.following import Lost
 
 _MOST_SHOWN = 20
 _AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
-# Of our environment the kernel gets what planning a run looks at, and nothing that could be a secret.
-_PASSED_ON = re.compile(r"PATH|HOME|LANG|LANGUAGE|TZ|TERM|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|PYENV_VERSION")
 _KILLED = 137
 _MANIFEST = (".agent.toml", ".agent.json")
 
@@ -51,6 +51,20 @@ _MANIFEST = (".agent.toml", ".agent.json")
     help="Let it use a bound secret, which it never sees, at http://127.0.0.1:3128/_api/NAME. Repeatable.",
 )
 @click.option(
+    "--model",
+    multiple=True,
+    metavar="PROVIDER/NAME",
+    help="Let it call a model, with a key that it never sees; its programs find the address in OPENAI_BASE_URL or "
+    "ANTHROPIC_BASE_URL. Repeatable.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What the agent of a manifest is given beside its goal. Repeatable.",
+)
+@click.option(
     "--cap", "caps", multiple=True, metavar="CAPABILITY", help="What it may do besides: 'tool:mail:call'. Repeatable."
 )
 @click.option(
@@ -58,7 +72,7 @@ _MANIFEST = (".agent.toml", ".agent.json")
     "budgets",
     multiple=True,
     metavar="0.50usd|RESOURCE=AMOUNT",
-    help="What it, and all it starts, may spend: cost, tokens, bytes, count, calls. Repeatable.",
+    help="What it, and all it starts, may spend: cost, tokens, bytes, count, calls, model_calls. Repeatable.",
 )
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or pass yours on. Repeatable.")
 @click.option("--timeout", metavar="10s|5m|1h", help="Kill it after this long; exit code 124.")
@@ -89,6 +103,8 @@ def run(
     mounts: Sequence[str],
     net: Sequence[str],
     secrets: Sequence[str],
+    model: Sequence[str],
+    inputs: Sequence[str],
     caps: Sequence[str],
     budgets: Sequence[str],
     env: Sequence[str],
@@ -116,6 +132,8 @@ def run(
       agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
       agentctl run my_agent.py:digest
       agentctl run crawler.agent.toml
+      agentctl run code.agent.toml "Mend the parser" --model anthropic/claude-sonnet-4-5
+      agentctl run research.agent.toml --input question="How long does compost need?"
     """
     if sys.platform != "linux":
         raise click.ClickException(
@@ -124,8 +142,10 @@ def run(
         )
     if not command:
         raise click.UsageError("no command was given: agentctl run -- python my_agent.py")
-    if command[0].endswith(_MANIFEST) and os.path.isfile(command[0]):
-        return _declared(command, detach, quiet)
+    if command[0].endswith(_MANIFEST):
+        return _declared(command)
+    if inputs:
+        raise click.UsageError("--input is for the agent of a manifest; a FILE.py takes NAME=VALUE behind it")
     if commit + discard + keep + (snapshot is not None) > 1:
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
     from agent_os.cli import terminal  # not before: it needs Linux
@@ -133,16 +153,17 @@ def run(
     authored = _authored(command)
     interactive = terminal.is_interactive() and not (no_tty or detach or authored)
     order = {
-        **(authored or {"argv": _portable(command)}),
-        "cwd": _portable([os.getcwd()])[0],
-        "environment": _environment(env),
-        "workspace": None if workspace is None else _portable([workspace])[0],
-        "mounts": _portable(mounts),
+        **(authored or {"argv": words(command)}),
+        "cwd": portable(os.getcwd()),
+        "environment": environment(env),
+        "workspace": None if workspace is None else portable(workspace),
+        "mounts": words(mounts),
         "net": list(net),
         "secrets": list(secrets),
+        "models": list(model),
         "caps": list(caps),
         "budget": _budget(budgets),
-        "env": _portable(env),
+        "env": words([*(_usual_model(model) if authored else ()), *env]),
         "timeout": timeout,
         "limit": list(limit),
         "min_isolation": min_isolation or os.environ.get("AGENT_OS_MIN_ISOLATION"),
@@ -156,20 +177,49 @@ def run(
     return _leave_running(order, quiet) if detach else _follow(order, quiet)
 
 
-def _declared(command: Sequence[str], detach: bool, quiet: bool) -> int:
-    """A manifest says all there is to say: flags beside it would be a second one."""
+@click.command(add_help_option=False)
+@click.argument("goal", nargs=-1)
+@click.option("--model", multiple=True, metavar="PROVIDER/NAME")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=VALUE")
+@click.option("-d", "--detach", is_flag=True)
+@click.option("-T", "--no-tty", is_flag=True)
+@click.option("-q", "--quiet", is_flag=True)
+def _behind(**_: object) -> None:
+    """What may stand behind a manifest."""
+
+
+def _declared(command: Sequence[str]) -> int:
+    """A manifest says all there is to say: flags beside it would be a second one. It takes a goal, inputs and another
+    model in place of its own. What stands behind a command is the command's, so click has left that to us."""
     context = click.get_current_context()
-    own = {"command", "detach", "quiet", "no_tty"}
+    file, *words = command
+    if not os.path.isfile(file):
+        raise ENOENT("manifest.file", f"there is no file {file}", hint="agentctl init --template loop writes one")
+    behind = _behind.make_context("agentctl run", words, parent=None).params
     given = [one for one in context.params if context.get_parameter_source(one) is ParameterSource.COMMANDLINE]
-    flags = [param.opts[-1] for param in context.command.params if param.name in set(given) - own]
-    if flags or len(command) > 1:
-        what = ", ".join(flags) or " ".join(command[1:])
-        raise click.UsageError(f"{command[0]} says how its agent runs; {what} has no place beside it")
+    flags = [param.opts[-1] for param in context.command.params if param.name in set(given) - {*behind, "command"}]
+    if flags:
+        raise click.UsageError(f"{file} says how its agent runs; {', '.join(flags)} has no place beside it")
+    models: list[str] = [*context.params["model"], *behind["model"]]
+    if len(behind["goal"]) > 1:
+        raise click.UsageError(f'a goal stands in quotes: agentctl run {file} "{" ".join(behind["goal"])}"')
+    if len(models) > 1:
+        raise click.UsageError(f"{file} takes one --model, not {' and '.join(models)}")
     from pathlib import Path
 
-    from agent_os.cli.running import run_manifest
+    from agent_os.cli.running import Instead, run_manifest
 
-    return run_manifest(Path(command[0]), detach=detach, quiet=quiet)
+    inputs = dict(map(_input, [*context.params["inputs"], *behind["inputs"]]))
+    detach, quiet = (bool(context.params[flag] or behind[flag]) for flag in ("detach", "quiet"))
+    instead = Instead("".join(behind["goal"]), "".join(models), inputs)
+    return run_manifest(Path(file), instead, detach=detach, quiet=quiet)
+
+
+def _input(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--input takes NAME=VALUE, not {word!r}")
+    return name, value
 
 
 def _budget(words: Sequence[str]) -> dict[str, int]:
@@ -195,7 +245,7 @@ def _follow(order: dict[str, Any], quiet: bool) -> int:
         _take_no_more_signals()
     facts = outcome.facts
     if facts["result"] is not None:
-        _show_result(facts["result"])
+        show_result(facts["result"])
     if facts["note"]:
         say(plain(_native(facts["note"])))
     if facts["committed"]:
@@ -224,7 +274,7 @@ def _go_on(lost: "Lost", begun: float, quiet: bool) -> int:
         say(f"{name}  runs on   agentctl logs -f {name}   agentctl kill {name}")
         return EXIT_INTERRUPTED
     if ended["result"] is not None:
-        _show_result(ended["result"])
+        show_result(ended["result"])
     code = ended["status"]
     if not quiet:
         how = plain(ended["reason"] or f"ended {code}")
@@ -232,14 +282,6 @@ def _go_on(lost: "Lost", begun: float, quiet: bool) -> int:
         if changes:
             _tell_kept(name, changes)
     return code if 0 <= code < 256 else _KILLED
-
-
-def _show_result(result: Any) -> None:
-    """What an agent returned: text as it is, made harmless; anything else as JSON."""
-    import json
-
-    text = result if isinstance(result, str) else json.dumps(result, default=repr)
-    click.echo("\n".join(map(plain, text.splitlines())))
 
 
 def _take_no_more_signals() -> None:
@@ -271,21 +313,16 @@ def _authored(command: Sequence[str]) -> dict[str, Any] | None:
     from agent_os.cli.interpreter import authors_python
 
     file, python = os.path.abspath(named["file"]), authors_python()
-    words = {"argv": _portable(command[1:]), "function": named["function"] or ""}
-    return {**words, "file": _portable([file])[0], "python": _portable([python])[0]}
+    call = {"argv": words(command[1:]), "function": named["function"] or ""}
+    return {**call, "file": portable(file), "python": portable(python)}
 
 
-def _environment(env: Sequence[str]) -> dict[str, str | bytes]:
-    """What the kernel may look at: where programs are, the language, and what --env passes on by name."""
-    wanted = {item for item in env if "=" not in item}
-    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name) or name in wanted}
-    return dict(zip(found, _portable(found.values()), strict=True))
+def _usual_model(models: Sequence[str]) -> Iterator[str]:
+    """The one model that it may call takes the place of what its `@agent(model=…)` says."""
+    if len(models) == 1 and "*" not in models[0]:
+        from agent_os.abi.models import MODEL_VARIABLE
 
-
-def _portable(words: Iterable[str]) -> list[str | bytes]:
-    from agent_os.abi.text import portable
-
-    return [portable(word) for word in words]
+        yield f"{MODEL_VARIABLE}={models[0]}"
 
 
 def _native(value: str | bytes) -> str:

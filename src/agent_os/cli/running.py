@@ -8,39 +8,72 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from agent_os.abi.errors import ENOENT, AgentOSError
-from agent_os.abi.syscalls import Apply, Declared, Logs, Start, Stop
+from agent_os.abi.syscalls import Apply, Await, Declared, Events, Logs, Start, Stop, Work
+from agent_os.cli import turns
 from agent_os.cli.agents import ended_with, reached
 from agent_os.cli.asking import TO_LOOK
-from agent_os.cli.changes import say
+from agent_os.cli.changes import count, say
 from agent_os.cli.errors import EXIT_FAILED, EXIT_NOT_STARTED
 from agent_os.cli.fleet import read_all, stay, texts
 from agent_os.cli.members import OVER, short
-from agent_os.cli.output import plain
+from agent_os.cli.output import plain, show_result
 from agent_os.cli.tamer import Tamer
+from agent_os.cli.work import answered
 from agent_os.client.start import session
 from agent_os.client.wire import Client
+
+if TYPE_CHECKING:
+    from agent_os.manifest.model import AgentManifest
 
 _BETWEEN_LIVES = 0.2
 
 
-def run_manifest(path: Path, *, detach: bool, quiet: bool) -> int:
+class Instead(NamedTuple):
+    """What takes the place of a manifest's own."""
+
+    goal: str = ""
+    model: str = ""
+    inputs: Mapping[str, str] = {}
+
+
+def run_manifest(path: Path, instead: Instead, *, detach: bool, quiet: bool) -> int:
     fleet = read_all([path])
     if len(fleet.read) != 1:
         raise click.UsageError("run takes one manifest; agentctl apply -f takes several")
-    return asyncio.run(_run(next(iter(fleet.read)), texts(fleet), detach, quiet))
+    files = texts(fleet)
+    if any(instead):
+        files = {file: _with(fleet.manifests[0], instead, path) for file in files}
+    return asyncio.run(_run(next(iter(fleet.read)), files, detach, quiet))
+
+
+def _with(manifest: "AgentManifest", instead: Instead, path: Path) -> str:
+    """The manifest with a goal, a model or inputs in place of its own."""
+    from agent_os.manifest.settling import runtime
+    from agent_os.manifest.writing import to_toml
+
+    program, kind = manifest.program, runtime(manifest.program)
+    if kind not in ("model", "python"):
+        raise click.UsageError(f"{path} runs a command, which takes neither a goal nor --model or --input")
+    if instead.goal and kind == "python":
+        raise click.UsageError(f"{path} runs {program.entry}, which takes no goal: --input NAME=VALUE")
+    program.goal = instead.goal or program.goal
+    program.inputs = {**program.inputs, **instead.inputs}
+    if instead.model:
+        program.runtime, program.model, program.loop.fallback = kind, instead.model, []
+    return manifest.to_json() if path.suffix == ".json" else to_toml(manifest)
 
 
 async def _run(agent: str, files: dict[str, str], detach: bool, quiet: bool) -> int:
     async with session() as (client, new):
-        shown = await _written(client, agent)
+        shown, since = await _written(client, agent), await _newest(client) + 1
         await client.call(Apply(files=files))
         await stay(client, new and not quiet)
         starting = asyncio.ensure_future(_start(client, agent))
@@ -48,7 +81,7 @@ async def _run(agent: str, files: dict[str, str], detach: bool, quiet: bool) -> 
             await starting
             click.echo(plain(short(agent)))
             return 0
-        return await _Following(client, agent, shown, quiet).to_the_end(starting)
+        return await _Following(client, agent, shown, since, quiet).to_the_end(starting)
 
 
 async def _start(client: Client, agent: str) -> None:
@@ -71,9 +104,19 @@ async def _written(client: Client, agent: str) -> int:
     return size
 
 
+async def _newest(client: Client) -> int:
+    """The number of the newest entry of the journal."""
+    stream, found = client.stream(Events(last=1)), 0
+    async for page in stream:
+        found = max([found, *(entry["seq"] for entry in page)])
+    await stream.result()
+    return found
+
+
 class _Following:
-    def __init__(self, client: Client, agent: str, shown: int, quiet: bool) -> None:
-        self._client, self._agent, self._shown, self._quiet = client, agent, shown, quiet
+    def __init__(self, client: Client, agent: str, shown: int, since: int, quiet: bool) -> None:
+        self._client, self._agent, self._shown, self._since, self._quiet = client, agent, shown, since, quiet
+        self._done: Mapping[str, Any] | None = None  # how a run of a model went
         self._tamer = Tamer() if sys.stdout.isatty() else None
         self._asked = 0
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -81,6 +124,7 @@ class _Following:
     async def to_the_end(self, starting: "asyncio.Future[None]") -> int:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        telling = asyncio.ensure_future(self._tell(follow=True))
         try:
             await starting
             over = asyncio.ensure_future(reached(self._client, self._agent, "over"))
@@ -89,8 +133,40 @@ class _Following:
                 await asyncio.wait([over], timeout=_BETWEEN_LIVES)
             await self._copy(follow=False)
         finally:
+            telling.cancel()
             loop.remove_signal_handler(signal.SIGINT)
-        return self._told(over.result())
+        await asyncio.wait([telling])
+        await self._tell(follow=False)
+        await self._show_result()
+        code = self._told(over.result())
+        await self._show_changes()
+        return code
+
+    async def _tell(self, *, follow: bool) -> None:
+        """What it does and what it waits for, as it happens."""
+        stream = self._client.stream(Events(agent=self._agent, start=self._since, follow=follow, bodies=True))
+        try:
+            async for page in stream:
+                for entry in page:
+                    self._since = entry["seq"] + 1
+                    self._done = turns.done(entry) or self._done
+                    if not self._quiet and (line := turns.told(entry)):
+                        say(f"{plain(short(self._agent))}  {line}")
+        finally:
+            stream.cancel()
+
+    async def _show_result(self) -> None:
+        ended = await self._client.call(Await(agent=self._agent), deadline=TO_LOOK)
+        if ended["result"] is not None and ended["status"] == 0:
+            show_result(ended["result"])
+
+    async def _show_changes(self) -> None:
+        """What it wrote apart waits for a person; of a project that is written through there is nothing to tell."""
+        name = short(self._agent)
+        with suppress(AgentOSError):
+            changes = (await answered(self._client, Work(do="diff", name=name))).lists.get("changes", [])
+            if changes and not self._quiet:
+                say(f"{plain(name)}  {count(changes)}   agentctl diff {plain(name)}   agentctl commit {plain(name)}")
 
     async def _copy(self, *, follow: bool) -> None:
         """What it writes in this life, from where the last one ended."""
@@ -105,6 +181,8 @@ class _Following:
 
     def _told(self, ended: dict[str, Any]) -> int:
         name, why = plain(short(self._agent)), plain(ended["why"] or "")
+        if self._done and not self._quiet:
+            say(f"{name}  {turns.summary(self._done, why)}")
         if not self._quiet:
             state = ended["state"].partition("(")[0]
             say(f"{name}  {state}{': ' * bool(why)}{why}   agentctl history {name}   agentctl delete {name}")

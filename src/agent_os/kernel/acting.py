@@ -40,19 +40,27 @@ class Acting:
     def begin(self, passing: Passing) -> None:
         """Everything was allowed. What acts outside or costs something waits until its intent is on disk; anything else
         is done at once."""
-        budget, marks = self._steps.budget, passing.marks
+        budget = self._steps.budget
         if passing.act.door:
             self._answering.finish(passing, frames.NIL, None)
             return
-        if passing.act.way is not Way.EFFECT and not budget.needs_intent(passing):
+        if passing.act.plan:
+            self._start(passing, passing.act.plan())
+        elif passing.act.way is not Way.EFFECT and not budget.needs_intent(passing):
             self.do(passing)
-            return
+        else:
+            self._intend(passing)
+
+    def _intend(self, passing: Passing) -> None:
+        budget, marks = self._steps.budget, passing.marks
         try:
             draft = self._answering.draft(passing, Kind.INTENT, body_of(passing, None))
             draft.cost = budget.intent(passing)
             puts = [*marks.puts, *self._steps.approval.rows(passing)]
             marks.puts.clear()
-            passing.intent = self._journal.put(draft, sync=True, puts=puts, done=lambda: self._go_ahead(passing))
+            passing.intent = self._journal.put(
+                draft, sync=True, puts=puts, blobs=passing.act.blobs, done=lambda: self._go_ahead(passing)
+            )
             budget.began(passing)
         except Exception as bug:  # what cannot be written down does not happen
             if self._journal.failed:
@@ -87,7 +95,7 @@ class Acting:
 
     # What takes time.
 
-    def _start(self, passing: Passing, deed: Awaitable[Done]) -> None:
+    def _start(self, passing: Passing, deed: Awaitable[Done | None]) -> None:
         under_way = passing.act.leave = UnderWay(self, passing)
         self._under_way.add(under_way)
         passing.opens(under_way)
@@ -102,7 +110,7 @@ class Acting:
 
         task.add_done_callback(ended)
 
-    async def _wait_for(self, under_way: "UnderWay", deed: Awaitable[Done]) -> None:
+    async def _wait_for(self, under_way: "UnderWay", deed: Awaitable[Done | None]) -> None:
         """The deed of a call that takes time. Cancelled or too late, what it has done by then is undone or known to the
         handler; the record says how it ended."""
         passing, loop = under_way.passing, asyncio.get_running_loop()
@@ -125,8 +133,27 @@ class Acting:
             error = internal(bug)
         passing.task = None
         self._end(under_way)
-        if not loop.is_closed():
+        if loop.is_closed():
+            return
+        if passing.act.plan:
+            self._planned(passing, error)
+        else:
             self._answering.record(passing, done, error)
+
+    def _planned(self, passing: Passing, error: AgentOSError | None) -> None:
+        """It has looked at the world; nothing has happened. What it saw is in the intent, which comes now."""
+        passing.act.plan = None
+        if error is None and passing.given_up:
+            error = given_up()
+        try:
+            if error is None:
+                self.weighing.confirm(passing)
+        except AgentOSError as refusal:
+            error = refusal
+        if error is None:
+            self._intend(passing)
+        else:
+            self._answering.record(passing, None, error, undone=True)
 
     def _end(self, under_way: "UnderWay") -> None:
         self._under_way.discard(under_way)
@@ -141,6 +168,14 @@ class Acting:
             draft = Draft(passing.caller.id, Kind.LABEL, passing.caller.incarnation, passing.asked.op, body=told)
             self._answering.sign(passing, draft)
             await self._journal.record(draft, sync=True, puts=puts)
+
+    def grow(self, passing: Passing, more: Mapping[str, int]) -> None:
+        """It needs more than was reserved: all of that, or EBUDGET and nothing. What has an intent has that told."""
+        self._steps.budget.grow(passing, more)
+        if passing.marks.held and passing.intent:
+            caller = passing.caller
+            draft = Draft(caller.id, Kind.BUDGET, caller.incarnation, ref=passing.intent, cost={"held": dict(more)})
+            self._journal.put(draft, sync=True, puts=self._steps.budget.rows(passing))
 
     async def cut_off(self, passing: Passing, why: AgentOSError) -> None:
         """What it rests on is not there any more. Ended, and its end recorded, when this returns; what cannot be
@@ -188,8 +223,7 @@ class UnderWay:
             passing.limit.reschedule(None)
 
     def grow(self, more: Mapping[str, int]) -> None:
-        if charge := self.passing.marks.charge:
-            charge.grow(more)
+        self._acting.grow(self.passing, more)
 
     async def bring(self, label: Label | None) -> None:
         await self._acting.bring(self.passing, label)

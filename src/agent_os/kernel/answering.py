@@ -52,6 +52,8 @@ class Answering:
         try:
             self._steps.budget.release(passing)
             self._steps.approval.refused(passing, error)
+            if passing.act.refused:
+                passing.act.refused()
             draft = self.draft(passing, Kind.DECISION, body_of(passing, error), error.number)
             draft.rule = str(error.detail.get("rule", ""))
             self._put_refusal(passing, step, error, draft)
@@ -147,7 +149,8 @@ class Answering:
             return
         draft = self.draft(passing, Kind.OUTCOME, body_of(passing, error), error.number)
         draft.pos = draft.key = None
-        draft.cost = self._steps.budget.forgo(passing)
+        used, budget = passing.act.lost, self._steps.budget
+        draft.cost = budget.settle(passing, used) if used else budget.forgo(passing)
         over = partial(self.finish, passing, frames.NIL, error)
         try:
             self._journal.put(draft, sync=True, puts=passing.marks.puts, done=over)

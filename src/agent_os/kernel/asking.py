@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from agent_os.abi import frames
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import ENOENT, ESRCH
+from agent_os.abi.errors import EINVAL, ENOENT, ESRCH
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.drivers.store import Store
 from agent_os.kernel.authority import budget
@@ -23,6 +23,7 @@ from agent_os.kernel.authority.budget import OPERATOR, Account, Ledger, Spending
 from agent_os.kernel.calls import Act, Asked, Done
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.table import NAMESPACE, Actor, Agent, qualified
+from agent_os.kernel.tools.schema import Schema
 
 
 class Desk(Protocol):
@@ -62,10 +63,23 @@ def _decide(desk: Desk, caller: Actor, asked: Asked) -> Act:
             digest=request.digest,
             scope=request.scope,
             note=request.reason,
+            value=_answer(desk, request),
         )
         return Done(told(decided))
 
     return Act(do)
+
+
+def _answer(desk: Desk, request: abi.Decide) -> Any:
+    """To a question, a value of the type that was asked for; to anything else yes or no is all there is."""
+    one = desk.approvals.find(request.approval)
+    if one.syscall != "SYS_ASK":
+        if request.value is not None:
+            raise EINVAL("approval.value", f"{one.id} is no question: it takes a yes or a no", hint="agentctl approve")
+        return None
+    if request.outcome == "approve":
+        Schema({"type": "string"} if one.schema is None else one.schema).require(request.value, "the answer", ran=False)
+    return request.value
 
 
 def told(one: Approval) -> dict[str, Any]:
@@ -74,7 +88,7 @@ def told(one: Approval) -> dict[str, Any]:
     plain = ("id", "digest", "wants", "syscall", "args", "origins", "capability", "rules", "reasons", "scopes", "guest")
     facts = {
         name: getattr(one, name)
-        for name in (*plain, "approvers", "created_seq", "decided_by", "scope", "note", "holds")
+        for name in (*plain, "approvers", "created_seq", "decided_by", "scope", "note", "holds", "schema", "value")
     }
     return {
         **facts,

@@ -1,7 +1,7 @@
 """The table of contents: every part of the kernel started, one line each, in order."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agent_os.abi import frames
@@ -14,6 +14,7 @@ from agent_os.kernel.authority.policy.loading import ORGANISATION
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.tooling import Tool
+from agent_os.kernel.tools import doors as tooling
 
 
 async def boot(
@@ -21,6 +22,7 @@ async def boot(
     store: Store,
     home: Path | None,
     tools: Sequence[Tool] = (),
+    install: Callable[[Kernel], None] = lambda kernel: None,
     auto: bool = False,
     env: Mapping[str, str] | None = None,
     agents: bool = True,
@@ -34,6 +36,8 @@ async def boot(
     kernel.fleet.folder.place = manifests
     for tool in tools:  # before anything is settled: recovery may have to ask them
         kernel.tools.register(tool)
+    install(kernel)  # drivers, which only the composition root knows
+    tooling.restore(kernel)  # what agents had added
     about = frames.encode_body({"pid": os.getpid(), "entries": store.size()})
     await journal.record(Draft("kernel", Kind.BOOT, body=about), sync=True)  # from here on it is on the record
     kernel.governing = governing.Governing(kernel, organisation)
@@ -43,10 +47,28 @@ async def boot(
         from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe
         from agent_os.kernel.bus import office
         from agent_os.kernel.goals import desk
+        from agent_os.kernel.models import desk as models
         from agent_os.kernel.supervisor import bonds, doors, looking
+        from agent_os.kernel.tools import servers
 
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
-        for door in (operator, auditing, safe, asking, granting, rules, doors, looking, bonds, desk, health, office):
+        for door in (
+            operator,
+            auditing,
+            safe,
+            asking,
+            granting,
+            rules,
+            doors,
+            looking,
+            bonds,
+            desk,
+            health,
+            office,
+            tooling,
+            servers,
+            models,
+        ):
             kernel.operations = {**kernel.operations, **door.PREPARE}
     await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start

@@ -4,7 +4,7 @@ Data only. The gate and the dispatcher read it, subsystems fill it in; nothing h
 few are made for every call and a dataclass takes four times as long to fill.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -121,11 +121,18 @@ class Act(Struct):
     can_stop: bool = True  # it may be cancelled, by its caller or its deadline, and then says truly how it ended
     facts: Mapping[str, Any] = {}  # about the call, for constraints: port, args, size, …
     cost: Mapping[str, float] = {}  # to be reserved before it happens
+    blobs: Sequence[Blob] = ()  # what `record` names by its hash; stored with the intent
     lost: Mapping[str, float] | None = None  # what of that is spent where it fails; None: all
     ask: str = ""  # why a person must be asked first
+    ask_s: float | None = None  # how long; None: as long as usual
+    approval: str = ""  # the answer that it rests on, once there is one
+    refused: Callable[[], None] | None = None  # called where the gate lets it do nothing
     answered: Callable[[], None] | None = None  # called when the record is committed, just before the answer leaves
     door: Door | None = None
     label: "Callable[[], Label | None] | None" = None  # of what it tells of where `Done` has none, so of an error too
+    sinks: Sequence[Need] | None = None  # where what its caller carries goes, if not to all of its needs
+    approved: Collection[str] = ()  # rules to which a person said yes for what this is a part of
+    plan: Callable[[], Awaitable[None]] | None = None  # a look at the world, allowed but before the intent, which tells
     leave: Leave | None = None  # given by the gate to a deed that takes time
 
 

@@ -20,7 +20,21 @@ from msgspec import Raw
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EMSGSIZE, ENOSYS, EPIPE, EPROTO, ETIMEDOUT, AgentOSError
-from agent_os.abi.frames import Bye, Call, Cancel, Chunk, Credit, End, Hello, Push, Reply, Splitter, Welcome
+from agent_os.abi.frames import (
+    Bye,
+    Call,
+    Cancel,
+    Chunk,
+    Credit,
+    End,
+    Gathered,
+    Hello,
+    Part,
+    Push,
+    Reply,
+    Splitter,
+    Welcome,
+)
 from agent_os.abi.syscalls import TABLE
 from agent_os.kernel.calls import Asked
 from agent_os.kernel.table import Agent
@@ -31,6 +45,7 @@ if TYPE_CHECKING:
     from agent_os.kernel.table import Caller
 
 OPEN_CALLS = 64
+LARGE_BYTES = 64 << 20  # of open calls that came in parts
 UNREAD_BYTES = 1 << 20
 MOST_PUSHED = 16 << 20  # bytes waiting for a peer that does not read, beyond which it is let go at once
 LONGEST_WORD = 1024
@@ -43,6 +58,7 @@ TO_READ = 30.0
 TO_LEAVE = 1.0
 LIMITS = {
     "frame": frames.MAX_FRAME,
+    "body": frames.MAX_BODY,
     "open_calls": OPEN_CALLS,
     "unread": UNREAD_BYTES,
     "nesting": frames.MAX_NESTING,
@@ -52,6 +68,7 @@ _A_WHILE = 0.1  # seconds between two looks at a clock that stands still
 _decode_any = msgspec.msgpack.Decoder().decode
 _TWO_WAY = 2**32
 _STREAMED = {one.number: one.stream != "out" for one in TABLE if one.stream}  # whether it takes chunks
+_LARGE = {one.number for one in TABLE if one.large}
 _GONE = object()
 
 
@@ -62,7 +79,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_admit",
         "_alarm",
+        "_gathered",
         "_kernel",
+        "_large",
         "_lost",
         "_open",
         "_out",
@@ -91,6 +110,8 @@ class Connection(asyncio.Protocol):
         self._waiting: list[bytes] = []  # whole frames, not yet handled, the oldest last; a deque takes 760 bytes
         self._open: dict[int, Passing | None] = {}
         self._streams: dict[int, Stream] = {}
+        self._gathered: Gathered | None = None
+        self._large: dict[int, int] = {}  # open calls that came in parts: their bytes
         self._out: list[bytes] = []
         self._scheduled = self._paused = self._stuck = False
         self._alarm: asyncio.TimerHandle | None = None  # a frame has begun, or hello is due
@@ -191,7 +212,8 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _full(self) -> bool:
-        return len(self._open) >= OPEN_CALLS or self._stuck or self._resting is not None
+        many = len(self._open) >= OPEN_CALLS or bool(self._large and sum(self._large.values()) >= LARGE_BYTES)
+        return many or self._stuck or self._resting is not None
 
     def _steer(self) -> None:
         """Read on, or let the peer's writes wait in its own socket."""
@@ -207,7 +229,7 @@ class Connection(asyncio.Protocol):
                 raise EPROTO("hello", "the first frame is HELLO")
             self._call(self.caller, frame)
         elif frame is not None:
-            self._other(cast("Hello | Chunk | End | Credit | Cancel", frame))
+            self._other(cast("Hello | Chunk | End | Credit | Cancel | Part", frame))
 
     def _call(self, caller: "Caller", frame: Call) -> None:
         if frame.id in self._open:
@@ -220,15 +242,27 @@ class Connection(asyncio.Protocol):
         if frame.deadline_ms is not None:
             deadline = asyncio.get_running_loop().time() + frame.deadline_ms / 1000
         seen = caller.delivered if frame.seen is None else frame.seen
-        asked = Asked(frame.op, bytes(frame.body), number, frame.cap, deadline, frame.key, frame.pos, seen)
+        body = self._whole(frame) if self._gathered else bytes(frame.body)
+        asked = Asked(frame.op, body, number, frame.cap, deadline, frame.key, frame.pos, seen)
         if frame.op in _STREAMED:
             asked.stream = self._streams[number] = Stream(self, number, _STREAMED[frame.op])
         self._open[number] = None
-        passing = self._kernel.enter(caller, asked, partial(self._answer, number))
+        answer = partial(self._answer, number, large=frame.op in _LARGE)
+        passing = self._kernel.enter(caller, asked, answer)
         if number in self._open:
             self._open[number] = passing
         if isinstance(caller, Agent) and (seconds := caller.allowance.spend(len(asked.raw))):
             self._rest(seconds)
+
+    def _whole(self, call: Call) -> bytes:
+        """The body of a call that may have come in parts."""
+        assert self._gathered is not None
+        body = bytes(self._gathered.whole(call.id, call.body))
+        self._gathered = None
+        if call.op not in _LARGE:
+            raise EPROTO("part", f"the body of call {call.op} is one frame")
+        self._large[call.id] = len(body)
+        return body
 
     def _rest(self, seconds: float) -> None:
         """It has written its share of the journal: it is not read until that is covered. Nothing is dropped."""
@@ -239,11 +273,14 @@ class Connection(asyncio.Protocol):
         self._resting = None
         self._turn_soon()
 
-    def _other(self, frame: Hello | Chunk | End | Credit | Cancel) -> None:
+    def _other(self, frame: Hello | Chunk | End | Credit | Cancel | Part) -> None:
         if type(frame) is Hello:
             self._hello(frame)
         elif self.caller is None:
             raise EPROTO("hello", "the first frame is HELLO")
+        elif type(frame) is Part:
+            self._gathered = self._gathered or Gathered()
+            self._gathered.take(frame)
         elif type(frame) is Cancel:
             if passing := self._open.get(frame.id):
                 self._kernel.gate.cancel(passing)
@@ -291,7 +328,8 @@ class Connection(asyncio.Protocol):
 
     # Frames out.
 
-    def _answer(self, call: int, body: Raw, error: AgentOSError | None) -> None:
+    def _answer(self, call: int, body: Raw, error: AgentOSError | None, *, large: bool = False) -> None:
+        self._large.pop(call, None)
         if self._open.pop(call, _GONE) is not _GONE and self.caller:
             self.caller.delivered += 1
             if isinstance(self.caller, Agent):
@@ -308,7 +346,9 @@ class Connection(asyncio.Protocol):
         else:
             frame = Reply(call, body)
         data = frames.encode(frame)
-        if len(data) > frames.MAX_FRAME:
+        if len(data) > frames.MAX_FRAME and large and len(bytes(body)) <= frames.MAX_BODY:
+            data = b"".join(map(frames.encode, [*frames.parts(call, body), Reply(call)]))
+        elif len(data) > frames.MAX_FRAME:
             problem = EMSGSIZE("reply", f"the answer has {len(data)} bytes, more than a frame holds; ask for a part")
             data = frames.encode(frames.from_error(call, problem))
         self._out.append(data)

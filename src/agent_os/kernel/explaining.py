@@ -14,7 +14,7 @@ import msgspec
 
 from agent_os.abi.entries import Entry, Kind, Verdict
 from agent_os.abi.errors import BY_NUMBER as BY_ERROR
-from agent_os.abi.errors import EAPPROVAL, EBUDGET, EINVAL, EIO, ENOENT, ENOSYS, EPERM, EPOLICY, AgentOSError
+from agent_os.abi.errors import EAPPROVAL, EBUDGET, EINVAL, EIO, ENOENT, EPERM, EPOLICY, AgentOSError
 from agent_os.abi.syscalls import BY_NAME, BY_NUMBER, Effect, Spawn
 from agent_os.kernel import spawning
 from agent_os.kernel.authority.capability import Capability, missing
@@ -31,7 +31,6 @@ from agent_os.kernel.table import NAMESPACE, Agent
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-_LATER = frozenset({"llm", "shell"})  # kinds whose door comes with the models, the tools
 STEPS = ("identify", "capability", "policy", "labels", "budget", "approval")
 SPAWN_STEPS = (
     *("caller", "manifest", "grant", "role", "place", "agency", "ceiling"),
@@ -45,6 +44,7 @@ _CALLS: Mapping[tuple[str, str], tuple[str, Effect]] = {
     **{(kind, "delete"): ("SYS_REMOVE", Effect.IDEMPOTENT) for kind in ("file", "mem")},
     ("mem", "search"): ("SYS_LIST", Effect.PURE),
     ("mem", "share"): ("SYS_SHARE", Effect.IDEMPOTENT),
+    **{("llm", action): ("SYS_THINK", Effect.PURE) for action in ("call", "embed")},
     ("agent", "spawn"): ("SYS_SPAWN", Effect.VERIFIABLE),
     ("agent", "signal"): ("SYS_SIGNAL", Effect.IDEMPOTENT),
     ("agent", "inspect"): ("SYS_STAT", Effect.PURE),
@@ -160,8 +160,6 @@ def _identify(agent: Agent, needs: Sequence[Need]) -> None:
     if agent.quarantined:
         raise EPERM("quarantined", "this agent is quarantined for a violation", hint=f"agentctl release {agent.name}")
     for need in needs:
-        if need.kind in _LATER:
-            raise ENOSYS("kind.later", f"nothing serves {need.kind} yet, whatever an agent holds")
         if need.kind in ("file", "mem") and agent.root is not None:
             agent.root.find(need.target)  # ENOENT: nothing is mounted there
 

@@ -28,6 +28,7 @@ from agent_os.kernel.authority import capability
 from agent_os.kernel.authority.answers import Approval
 from agent_os.kernel.egress.naming import granted as net_granted
 from agent_os.kernel.egress.naming import named, require_endpoint
+from agent_os.kernel.models import doors as model_doors
 from agent_os.kernel.opened import Mounted
 from agent_os.kernel.outputs import Output
 from agent_os.kernel.outward import Outward
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent_os.guests")
 _OVERTAKEN = "policy.changed"
 _MOST_MISSED = 3
+Joined = Callable[[int, int], None]  # takes the other ends of its standard output and input
 
 
 class Guests:
@@ -55,6 +57,7 @@ class Guests:
         self._followers: dict[str, Follower] = {}  # by id, over incarnations
         self._ends: dict[str, asyncio.Future[Settled]] = {}  # of those that are followed
         self._last: dict[str, tuple[Outcome, orders.Written]] = {}  # of those that may live again
+        self._joined: dict[str, Joined] = {}  # whose streams are somebody else's, as long as they live
         self._under_way = 0  # starts and ends
         self.on_end: Callable[[], None] = lambda: None
         kernel.authority.told = self._asked
@@ -67,7 +70,7 @@ class Guests:
 
     @property
     def busy(self) -> bool:
-        alive = any(agent.kind != "context" for agent in self._kernel.table.alive())
+        alive = any(one.kind != "context" and one.id not in self._joined for one in self._kernel.table.alive())
         return self._under_way > 0 or alive or self._kernel.fleet.busy or self._kernel.scheduler.busy
 
     def of(self, agent: Agent) -> Run:
@@ -99,6 +102,7 @@ class Guests:
         caps: Sequence[str] = (),
         input: Any = None,
         follower: Follower | None = None,
+        joined: Joined | None = None,
         lived: bool | None = None,
         anew: bool = False,
         puts: Sequence[Put] = (),
@@ -106,10 +110,11 @@ class Guests:
         confirm: Callable[[], None] = lambda: None,
     ) -> Agent:
         """A running agent, or an error and nothing left of it. Cancelled: the same. An order that has been carried out
-        before continues: the same workspace, and whoever followed follows on. `lived`: whether it was, if the order
-        does not tell; `anew`: it is given something else than before; `puts`: what the store must hold with it. Whoever
-        wants it may raise an error, with nothing awaited between that and what it is asked about: that it gets a row,
-        that its process is made."""
+        before continues: the same workspace, and whoever followed follows on. `joined`: it serves somebody, who gets
+        its output and input; it keeps no kernel up. `lived`: whether it was carried out, if the order does not tell;
+        `anew`: it is given something else than before; `puts`: what the store must hold with it. Whoever wants it may
+        raise an error, with nothing awaited between that and what it is asked about: that it gets a row, that its
+        process is made."""
         kernel, written = self._kernel, orders.read(order)
         here = orders.host_of(written, self.home)
         parsed = orders.parse(written, here)
@@ -125,17 +130,22 @@ class Guests:
         given = {"caps": [*caps] or written.caps, "input": written.input if input is None else input}
         granted = [] if held else [require_endpoint(capability.parse(text)) for text in given["caps"]]
         doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name)
+        models = model_doors.granted(kernel.models.catalogue, written.models)
         program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"])
+        if joined is None and kernel.tools.servers:
+            kernel.tools.servers.require_no_server(name)
         place()
         agent = self._admit(name, "native" if written.file else "guest", parent or written.parent, again)
         agent.order = {**pinned, **given, "kind": agent.kind, "parent": agent.parent}
         agent.program = program
         agent.named_hosts = named(wanted.net, doors)
         if not held and agent.parent is None:
-            granted += net_granted(wanted.net, doors)
+            granted += [*net_granted(wanted.net, doors), *models]
         if follower:
             self._followers[agent.id] = follower
             self._ends[agent.id] = asyncio.get_running_loop().create_future()
+        if joined:
+            self._joined[agent.id] = joined
         self._under_way += 1
         mounted: Sequence[Mounted] = ()
         try:
@@ -145,6 +155,7 @@ class Guests:
             life = endowment.begin(agent, parsed, kernel.end)
             mounted = life.mounted
             wanted = replace(programs.order_in_what_is_left(life.order, parsed, written), again=again, routes=doors)
+            wanted = replace(wanted, models=model_doors.told(kernel, agent.id))
             wanted = await asyncio.to_thread(plan.complete, wanted, here)
             puts = [*puts, *endowment.surround(kernel.authority, agent, wanted)]
             await kernel.governing.begin(agent, wanted.project, again=held)
@@ -171,6 +182,7 @@ class Guests:
         await self._kernel.left(agent, Ended(ExitClass.ERROR, -1, told))
         if not again:
             self._kernel.table.forget(agent)
+        self._joined.pop(agent.id, None)
         await self.give_up(agent.id)
 
     def _admit(self, name: str, kind: AgentKind, parent: str | None, again: bool) -> Agent:
@@ -241,10 +253,10 @@ class Guests:
         puts: Sequence[Put],
         confirm: Callable[[], None],
     ) -> Run:
-        kernel, follower = self._kernel, self._followers.get(agent.id)
+        kernel, fed = self._kernel, agent.id in self._followers or agent.id in self._joined
         stored = Put("agents", agent.id, frames.encode_body(agent.order))
         records = Records(kernel.journal, agent.incarnation, (*kernel.table.puts(agent), *puts, stored))
-        pipes = Pipes(plain=wanted.tty is None, fed=follower is not None)
+        pipes = Pipes(plain=wanted.tty is None, fed=fed)
         ours, theirs = socket.socketpair() if agent.kind == "native" else (None, None)
         try:
             name = as_file(agent.id)
@@ -273,13 +285,16 @@ class Guests:
         follower = self._followers.get(agent.id)
         guest.notice = lambda text: self.notice(agent, text)
         guest.asking = asking = Outward(self._kernel, agent)
-        guest.doors = safe.doors(self._kernel, agent, guest.order.routes, asking)
+        secrets = safe.doors(self._kernel, agent, guest.order.routes, asking)
+        guest.doors = model_doors.door(self._kernel, agent, secrets)
         guest.before_connecting = lambda: self._allow_connection(agent)
         output = Output(self.home, as_file(agent.id))
         kill = guest.strike if guest.order.tty else None  # the second Ctrl-C at its terminal, without any reaction
         pumps = Pumps(pipes, output, follower.stream if follower else None, kill)
         agent.isolation = guest.process.ready.level
         agent.running = run = Run(agent, guest, pumps, output)
+        if joined := self._joined.get(agent.id):
+            joined(pipes.take_reading(1), pipes.take_writing())
         self._kernel.watching.begin(agent, run)  # it runs, or once it is ready
         pumps.start()
         run.task = self._kernel.start(self._live(run, written))
@@ -291,12 +306,15 @@ class Guests:
         if self._kernel.room.low():
             raise self._kernel.room.refusal()
 
-    async def _launcher(self, wanted: plan.Order, records: Records, name: str) -> Launcher:
+    async def launcher(self) -> Launcher:
         """One for all: started when it is first needed, and by itself again when it has died."""
         if self._starting is None or (self._starting.done() and self._starting.exception()):
             self._starting = asyncio.create_task(Launcher.start())
+        return await asyncio.shield(self._starting)
+
+    async def _launcher(self, wanted: plan.Order, records: Records, name: str) -> Launcher:
         try:
-            return await asyncio.shield(self._starting)
+            return await self.launcher()
         except SandboxError as problem:
             error = process.explain(problem, wanted)
             records.after(name, "refused", error=str(error))
@@ -311,6 +329,7 @@ class Guests:
             "mounts": plain,
             "net": [],
             "secrets": [],
+            "models": [],
             "name": None,
             "after": "keep",
             "snapshot": None,
@@ -341,7 +360,8 @@ class Guests:
 
     async def _live(self, run: Run, written: orders.Written) -> None:
         agent = run.agent
-        self._under_way += 1
+        counts = agent.id not in self._joined
+        self._under_way += counts
         try:
             outcome = await run.outcome()
             self._kernel.watching.end(agent)
@@ -359,7 +379,8 @@ class Guests:
         finally:
             self._kernel.watching.end(agent)
             run.output.close()
-            self._under_way -= 1
+            self._joined.pop(agent.id, None)
+            self._under_way -= counts
             self.on_end()
 
     async def _settle(self, agent_id: str, outcome: Outcome, written: orders.Written) -> None:
@@ -409,6 +430,7 @@ class Guests:
             if not run.agent.exit:
                 await run.destroy()
         await asyncio.gather(*(run.task for run in runs if run.task), return_exceptions=True)
+        await self._kernel.tools.close()
         if self._starting:
             with suppress(SandboxError):
                 await (await self._starting).close()

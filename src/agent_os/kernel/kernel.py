@@ -39,6 +39,7 @@ from agent_os.kernel.goals.scheduler import Scheduler
 from agent_os.kernel.governing import Governing
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.lives import Lives
+from agent_os.kernel.models.gateway import Gateway
 from agent_os.kernel.passing import QUARANTINE, RECORD, Passing, Steps, offence
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
@@ -85,7 +86,7 @@ class Kernel:
         self.vfs = Vfs(store, label=self.authority.labels.of)
         self.vfs.lend_only(partial(opened.rests, self))
         self.authority.shut = partial(opened.shut, self)
-        self.tools = Tools()
+        self.tools = Tools(self)
         self.governing = Governing(self)
         self.gate = self._gate()
         self.signals = Signals(self)
@@ -97,6 +98,7 @@ class Kernel:
         self.watching = Watching(self)
         self.scheduler = Scheduler(self)
         self.bus = Messaging(self)
+        self.models = Gateway(self)
         self.lives = lives = Lives(self)
         # What everybody asks of a life is asked of the kernel.
         self.adopt, self.furnish, self.greet, self.notice = lives.adopt, lives.furnish, lives.greet, lives.notice
@@ -331,9 +333,10 @@ class Kernel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.vfs.shutdown()
         self.bus.close()
+        await self.models.close()
         if self.journal.failed is None:
             draft = Draft("kernel", Kind.HALT, body=frames.encode_body({"pid": os.getpid()}))
-            await self.journal.record(draft, puts=self.authority.close())
+            await self.journal.record(draft, puts=[*self.authority.close(), *self.models.learned()])
         await self.journal.close()
 
 

@@ -149,6 +149,7 @@ class Lives:
         flow = self._kernel.authority.policies.flow
         root.source = lambda need: of_source(need, flow(agent).sources)
         root.notify = lambda body, label: self._changed(agent, body, label)
+        self._kernel.models.expect(agent)
 
     def _changed(self, agent: Agent, body: dict[str, Any], label: Label) -> None:
         """Something that it watches has changed. What has expired since tells nothing any more, nor does what a rule
@@ -312,6 +313,10 @@ class Lives:
         draft = Draft(agent.id, Kind.EXIT, agent.incarnation, isolation=agent.isolation, body=frames.encode_body(told))
         draft.label = ended.label.words()
         agent.exit, agent.lasting = ended, lasting
+        self._kernel.models.kill(agent.id)
+        self._kernel.start(self._kernel.tools.left(agent.id))
+        if not lasting:
+            self._kernel.models.ended(agent, whole=ended.normal)
         agent.life = Incarnation.EXITED
         try:
             await self._journal.record(draft, sync=True, puts=puts)
@@ -364,6 +369,7 @@ class Lives:
             *self._kernel.vfs.end(agent_id),
             *self._kernel.authority.end(agent_id),
             *self._kernel.bus.buried(agent_id),
+            *self._kernel.tools.buried(agent_id),
         ]
 
     def _starts_again(self, agent: Agent, ended: Ended) -> bool:

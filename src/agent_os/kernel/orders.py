@@ -36,6 +36,7 @@ class Written(Struct, forbid_unknown_fields=True):
     mounts: list[Text] = []
     net: list[str] = []
     secrets: list[str] = []  # names, or NAME=HOST: each becomes a door
+    models: list[str] = []  # provider/name, provider/*, or an alias: what it may call
     caps: list[str] = []  # what it holds beside its mounts; a child's is part of its parent's
     budget: dict[str, int] = {}  # what it and all below it may spend, by resource
     env: list[Text] = []
@@ -51,6 +52,7 @@ class Written(Struct, forbid_unknown_fields=True):
     file: Text | None = None  # an agent written for us: its file, the function, and its author's interpreter
     function: str = ""
     python: Text = ""
+    model: str = ""  # of an agent that a manifest's model runs
     kind: str = ""  # from here on what the kernel adds, so that the same order can be carried out again
     parent: str | None = None
     spawned: int = 0  # the handle that its parent started it by

@@ -7,7 +7,7 @@ resolves.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -44,8 +44,11 @@ _TOO_LONG = ("cap.timeout", "the capability allows no request that takes longer"
 class Outward:
     """Who decides about one agent's requests: `egress.asking.Asking`."""
 
-    def __init__(self, kernel: "Kernel", agent: Agent) -> None:
-        self._kernel, self._agent = kernel, agent
+    def __init__(
+        self, kernel: "Kernel", agent: Agent, approved: Callable[[Sequence[Need]], Collection[str]] = lambda needs: ()
+    ) -> None:
+        """`approved`: rules to which a person said yes already, for what a request is a part of."""
+        self._kernel, self._agent, self._approved = kernel, agent, approved
         self._refused: dict[str, EAPPROVAL] = {}  # a person is asked about tunnels to a host once, as long as it lives
 
     def grants(self, *, live: bool = True) -> Sequence[Grant]:
@@ -65,7 +68,7 @@ class Outward:
             raise no
         hides = wanted.name if wanted.tunnel else ""
         door = Door(find, {"event": "connect refused", **wanted.shown}, hides)
-        act = Act(Done, wanted.needs, facts=wanted.facts, door=door)
+        act = Act(Done, wanted.needs, facts=wanted.facts, door=door, approved=self._approved(wanted.needs))
         permission = Permission(self._kernel, self._agent, wanted, act)
         try:
             await permission.enter()
@@ -90,6 +93,7 @@ class Outward:
 
         door = Door(find, {"event": "secret refused", "secret": use.secret, **wanted.shown})
         act = Act(Done, [need, *wanted.needs], facts={"port": use.port, "scheme": "https"}, door=door)
+        act.approved = self._approved(wanted.needs)
         permission = Permission(self._kernel, self._agent, wanted, act)
         await permission.enter()
         return permission

@@ -13,8 +13,9 @@ from typing import Literal
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel import guest
-from agent_os.kernel.egress import Grant, routes
+from agent_os.kernel.egress import Grant, models, routes
 from agent_os.kernel.egress.addresses import Address
+from agent_os.kernel.egress.models import UNTOLD, Told
 from agent_os.kernel.egress.routes import Route
 from agent_os.kernel.hiding import Covered, at_host
 from agent_os.kernel.vfs.paths import below
@@ -37,6 +38,7 @@ class Order:
     mounts: tuple[guest.Mount, ...] = ()
     net: tuple[Grant, ...] = ()
     routes: tuple[Route, ...] = ()  # doors that bring a key
+    models: Told = UNTOLD  # the door to models
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     limits: Limits = GUEST_LIMITS
     min_level: Level = "S2"
@@ -77,7 +79,7 @@ class Order:
     @property
     def routed(self) -> tuple[str, ...]:
         """Hosts that a door leads to, so that no connection of the guest's own may."""
-        return tuple(route.host for route in self.routes)
+        return (*(route.host for route in self.routes), *self.models.hosts)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def plan(order: Order, name: str, host: Host) -> Plan:
     inside = str(order.cwd) if order.project and order.cwd.is_relative_to(order.project) else at
     env = guest.environment(
         host_env=host.env,
-        extra={**routes.environment(order.routes), **order.env},
+        extra={**routes.environment(order.routes), **models.environment(order.models.dialects), **order.env},
         path=program.path,
         proxy=True,
         workspace=inside,

@@ -40,6 +40,7 @@ State = Literal["running", "paused", "ended"]
 Streams = tuple[int, int, int]
 _T = TypeVar("_T")
 _MB = 1 << 20
+_KILLED = 128 + 9  # as shells tell it
 _NOT_MADE = ("net.resolve", "net.dial")  # codes of connections that were allowed, and came to nothing
 _MOST_FAILURES = 100  # told apart at the end
 _MOST_REFUSALS, _MOST_TARGETS = 10_000, 1_000  # of connections: written one by one, and told apart at the end
@@ -85,13 +86,18 @@ class Outcome:
     unread: str = ""  # why nobody knows its changes
 
 
+def status_of(ending: Ending, code: int) -> int:
+    """Whoever was ended did not succeed, also if it came to its own end in that moment."""
+    return {"exited": code, "timeout": 124, "interrupted": 130}.get(ending, code or _KILLED)
+
+
 class Guest:
     """A running guest. `finish` waits for its end and gives everything back."""
 
     def __init__(self, plan: Plan, order: Order, records: Records, process: Process, places: "_Places") -> None:
         self.name, self.order, self.process, self.workspace = plan.spec.spawn_id, order, process, places.workspace
         self._places = places
-        self._notes = plan.notes
+        self.notes = plan.notes
         self.watched = plan.watched
         self._records = records
         self._refused: Counter[tuple[str, str | None]] = Counter()
@@ -104,6 +110,7 @@ class Guest:
         self.asking: Asking | None = None  # who decides about its connections; given before it is finished
         self.doors: Doors | None = None  # what stands behind its proxy's own targets; given before it is finished
         self.before_connecting: Callable[[], Awaitable[None]] | None = None  # waits, or refuses
+        self.runs: set[Process] = set()  # one-shot runs of tools in its workspace: they end with it
         self.measured: Callable[[str, int], None] = lambda resource, value: None  # told what it uses, in bytes
 
     def interrupted(self) -> None:
@@ -198,6 +205,7 @@ class Guest:
                 self._ending = "memory"
         finally:
             await self.process.kill()
+            await asyncio.gather(*(one.kill() for one in self.runs))
             for guard in guards:
                 guard.cancel()
             await asyncio.gather(*guards, return_exceptions=True)
@@ -205,7 +213,7 @@ class Guest:
             await _in_thread(self._places.give_back)
         if ended.lost:
             self._ending = "launcher"
-        code = {"timeout": 124, "interrupted": 130}.get(self._ending, ended.code)
+        code = status_of(self._ending, ended.code)
         seconds = time.monotonic() - self._began
         facts = {"code": code, "ending": self._ending, "seconds": round(seconds, 3), "rusage": ended.rusage}
         self._records.after(self.name, "exit", **facts, refused_connections=self._refusals)
@@ -219,7 +227,7 @@ class Guest:
             seconds=seconds,
             refusals=tuple(Refusal(what, times, allow) for (what, allow), times in self._refused.items()),
             failures=tuple(self._failed.items()),
-            notes=self._notes,
+            notes=self.notes,
             workspace=self.workspace,
             changes=changes,
             unread=unread,

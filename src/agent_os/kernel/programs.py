@@ -84,7 +84,7 @@ def digest(wanted: plan.Order, written: orders.Written, caps: Sequence[str]) -> 
 def _found(file: Path, wanted: plan.Order) -> Generator[str]:
     """The program of an order, by a name that stays its own: what is looked at is what is read, whatever takes its path
     meanwhile. It is not opened before it is known to be a file: a pipe would hold us, and a device may act."""
-    places = [*([wanted.project] if wanted.project else []), *(mount.source for mount in wanted.mounts)]
+    places = [_PACKAGE, *([wanted.project] if wanted.project else []), *(mount.source for mount in wanted.mounts)]
     hint = f"--mount {file.parent}, or change to its directory"
     outside = EINVAL("file.outside", f"{file} is not there, or outside of what the agent will see", hint=hint)
     try:

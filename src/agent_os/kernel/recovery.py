@@ -23,6 +23,7 @@ from agent_os.abi.errors import EACCES, EINTR, EIO, ENOENT, ESRCH, EUNKNOWN, Age
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import BY_NUMBER, Effect, Exec, Exit
+from agent_os.abi.tools import ToolResult
 from agent_os.drivers.store import Put
 from agent_os.kernel.authority.answers import State
 from agent_os.kernel.authority.labels import CLEAN, of_source
@@ -33,7 +34,8 @@ from agent_os.kernel.recorded import Recorded, decode_any, settled
 from agent_os.kernel.resuming import resumable
 from agent_os.kernel.signals import HELD, STOPPED, STOPS
 from agent_os.kernel.table import Agent, AgentKind, Ended, bare
-from agent_os.kernel.tooling import Verified
+from agent_os.kernel.tools import native
+from agent_os.kernel.tools.registry import Verified
 from agent_os.kernel.vfs.sources import encode
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between a crash and the next l
 _UNWEIGHED = "this was not run again, since nothing could say whether it may: {!r}"
 STABLE = 60.0  # seconds; after a life of that length the counting begins anew
 _WRITE, _EXEC, _SIGNAL, _EXIT, _SPAWN, _REMOVE, _CHECKPOINT, _SLEEP, _SIGMASK = 2, 5, 6, 8, 9, 24, 26, 27, 31
+_THINK = 19
 Found = tuple[Entry, bytes | None]
 log = logging.getLogger("agent_os.recovery")
 
@@ -81,10 +84,13 @@ class Recovery:
         await self._fleet_at_boot({key: lasting.pop(key) for key in list(lasting) if kernel.fleet.spec(key)})
         for entry, kept in kernel.journal.open_intents():
             over = entry.agent not in lasting and not kernel.fleet.will_live(entry.agent)
-            if over or entry.op in (_EXEC, _SPAWN, _SIGNAL):
+            if over or entry.op in (_SPAWN, _SIGNAL) or (entry.op == _EXEC and not self._needs_life(kept)):
                 await self._settle(entry, kept)
         for agent_id in _parents_first(lasting):
             await self._again(agent_id, lasting[agent_id])
+
+    def _needs_life(self, kept: bytes | None) -> bool:
+        return self._kernel.tools.needs_life(decode_any(Recorded.of(kept).request))
 
     async def _fleet_at_boot(self, orders: dict[str, dict[str, Any]]) -> None:
         """Who lived of the agents of manifests has ended; whether each lives again, the fleet decides."""
@@ -249,13 +255,26 @@ class Recovery:
             return
         recorded = Recorded.of(kept)
         request = decode_any(recorded.request)
+        if entry.op == _THINK:
+            await self._paid(entry, recorded, request)
+            return
         seen = await self._look(entry, request, agent)
         if seen.state == "done":
-            await self._outcome(entry, recorded, seen.value, None)
+            done = seen.value if isinstance(seen.value, Done) else Done(seen.value)
+            await self._outcome(entry, recorded, done, None)
         elif seen.state == "not_done":
             await self._do_again(entry, recorded, agent)
         else:
             await self.park(entry)
+
+    async def _paid(self, intent: Entry, recorded: Recorded, request: Any) -> None:
+        """A model call that nobody heard the end of: all that was reserved is spent, for nobody can say that less was.
+        It has no place in the program, which makes the call anew."""
+        error = EINTR("lost", "the kernel ended while the model was answering; the call is made again")
+        draft = Draft(intent.agent, Kind.OUTCOME, intent.inc, intent.op, intent.effect, intent.seq, seen=intent.seen)
+        draft.body, draft.code, draft.rule = settled(recorded, frames.NIL, error), error.number, "recovery"
+        draft.cost = {**self._charged(intent, undone=False), "model": request["model"], "estimated": True}
+        await self._kernel.journal.record(draft, sync=True)
 
     async def _do_again(self, entry: Entry, recorded: Recorded, agent: Agent | None) -> None:
         """What did not happen does now, if it could begin now: the world may be another one since it was allowed."""
@@ -301,12 +320,13 @@ class Recovery:
         handle.require_live(self._kernel.authority.holdings(handle.holder).clock)
 
     def _act(self, entry: Entry, request: Any, agent: Agent) -> Act:
-        if entry.op == _EXEC:
+        if entry.op == _EXEC and not _is_spawn(request):
             asked = Exec(tool=request["tool"], params=request["params"])
-            act = self._kernel.tools.prepare(agent, asked, request["key"])
+            act = self._kernel.tools.again(agent, request)
             act.facts = {**act.facts, "args": asked.params, "size": len(frames.encode_body(asked))}
             return act
-        act = self._kernel.vfs.again(agent.files, entry.op, request) if agent.root and entry.op != _SPAWN else None
+        files = agent.root and entry.op not in (_SPAWN, _EXEC)
+        act = self._kernel.vfs.again(agent.files, entry.op, request) if files else None
         if act is None:
             raise _lost()
         if "data" in request:
@@ -333,14 +353,19 @@ class Recovery:
                 seen = self._kernel.vfs.verify(agent.files, entry.op, request)
                 return Verified(seen.state, seen.value)
             if entry.op == _EXEC:
-                tool = self._kernel.tools.find(request["tool"])
-                if entry.effect in (Effect.PURE, Effect.IDEMPOTENT):
-                    return Verified("not_done")
-                if entry.effect == Effect.VERIFIABLE and tool.verify:
-                    return await tool.verify(request["key"], request["params"])
+                if _is_spawn(request):
+                    return self._spawned(entry, request)
+                return await self._kernel.tools.verify(agent or self._absent(entry), request, Effect(entry.effect))
         except Exception as problem:  # a tool of somebody's; whatever it was, nothing is known
             log.error("entry %d of %s cannot be verified: %s", entry.seq, entry.agent, problem)
         return Verified("unsure")
+
+    def _spawned(self, entry: Entry, request: Any) -> Verified:
+        """The same, asked for by the name of a tool."""
+        seen = self._child(entry, {"manifest": native.manifest(request["params"])})
+        if seen.state != "done" or not request.get("whole"):
+            return seen
+        return Verified("done", Done(ToolResult(value=seen.value, tool=request["tool"])))
 
     def _child(self, entry: Entry, request: Any) -> Verified:
         """A child that was being started is on the record, and its parent in the store, from its first entry on. It
@@ -371,8 +396,7 @@ class Recovery:
     def _answered(self, intent: Entry, name: str) -> bool:
         """Whether the parent was told of this child by another spawn."""
         since = ((entry, kept) for entry, kept in self._kernel.journal.scan(intent.agent) if entry.seq > intent.seq)
-        answers = (decode_any(Recorded.of(kept).value) for entry, kept in since if entry.op == _SPAWN)
-        return any(answer and answer["agent"] == name for answer in answers)
+        return any(_spawned_by(entry, kept) == name for entry, kept in since)
 
     def how_it_ended(self, agent_id: str) -> dict[str, Any] | None:
         """Of an agent that an earlier kernel ran, and that has no row any more."""
@@ -385,11 +409,11 @@ class Recovery:
         facts = {"status": told["code"], "result": told["result"], "reason": told["reason"]}
         return {"agent": bare(agent_id), "state": state, **facts}
 
-    async def _run(self, entry: Entry, act: Act) -> tuple[Any, AgentOSError | None]:
+    async def _run(self, entry: Entry, act: Act) -> tuple[Done | None, AgentOSError | None]:
         """What it gave, or how it failed."""
         try:
             done = act.do()
-            return (done if isinstance(done, Done) else await done).value, None
+            return done if isinstance(done, Done) else await done, None
         except AgentOSError as error:
             return None, error
         except Exception as bug:
@@ -400,20 +424,23 @@ class Recovery:
         return self._kernel.store.get("parked", f"{seq:020}") is not None
 
     async def _outcome(
-        self, intent: Entry, recorded: Recorded, value: Any, error: AgentOSError | None, *, undone: bool = False
+        self, intent: Entry, recorded: Recorded, done: Done | None, error: AgentOSError | None, *, undone: bool = False
     ) -> None:
         """`undone`: certainly nothing happened."""
-        said = frames.body(value) if value is not None else frames.NIL
+        said = frames.body(done.value) if done and done.value is not None else frames.NIL
         draft = Draft(intent.agent, Kind.OUTCOME, intent.inc, intent.op, intent.effect, intent.seq)
         draft.pos, draft.seen, draft.key = intent.pos, intent.seen, intent.key
         draft.body = settled(recorded, said, error)
         draft.code = error.number if error else 0
         draft.rule = ",".join(filter(None, ("recovery", str(error.detail.get("rule", "")) if error else "")))
         draft.cost = self._charged(intent, undone=undone)
-        puts = [Put("parked", f"{intent.seq:020}", None), *self._taken_in(intent, recorded)]
+        puts = [Put("parked", f"{intent.seq:020}", None), *self._taken_in(intent, recorded, done)]
         if (label := self._kernel.authority.labels.of(intent.agent)) != CLEAN:
             draft.label = label.words()
-        await self._kernel.journal.record(draft, sync=True, puts=puts)
+        if done and intent.op == _EXEC:
+            puts += done.puts
+        blobs = done.blobs if done and intent.op == _EXEC else ()
+        await self._kernel.journal.record(draft, sync=True, puts=puts, blobs=blobs)
 
     def _charged(self, intent: Entry, *, undone: bool) -> dict[str, Any]:
         """What was reserved for it is spent, as far as anybody can tell. What certainly did not happen is free."""
@@ -426,12 +453,15 @@ class Recovery:
             self._kernel.authority.alarm(alarm)
         return over.cost
 
-    def _taken_in(self, intent: Entry, recorded: Recorded) -> list[Put]:
+    def _taken_in(self, intent: Entry, recorded: Recorded, done: Done | None) -> list[Put]:
         """What a tool said reaches the agent with this outcome."""
         if intent.op != _EXEC:
             return []
-        authority, need = self._kernel.authority, Need("tool", "call", decode_any(recorded.request)["tool"])
-        return authority.labels.take_in(intent.agent, of_source(need, authority.policies.of(intent.agent).sources))
+        authority, name = self._kernel.authority, str(decode_any(recorded.request)["tool"]).partition("@")[0]
+        label = done.label if done else None
+        if label is None:
+            label = of_source(Need("tool", "call", name), authority.policies.of(intent.agent).sources)
+        return authority.labels.take_in(intent.agent, label)
 
     async def park(self, intent: Entry) -> None:
         """Unknown, and said so: the agent waits until a person has looked."""
@@ -460,7 +490,7 @@ class Recovery:
             note = Draft(entry.agent, Kind.RESOLVE, entry.inc, entry.op, body=frames.encode_body(said))
             await kernel.journal.record(note, sync=True)
             if verdict == "done":
-                await self._outcome(entry, recorded, result, None)
+                await self._outcome(entry, recorded, Done(result), None)
             elif verdict == "fail":
                 failed = EIO("resolved", f"{by} says that it failed")
                 await self._outcome(entry, recorded, None, failed, undone=True)
@@ -482,6 +512,21 @@ class Recovery:
         tries = tries + 1 if now - before <= MOST_TRIES else 1  # a life always leaves a spawn and an exit
         self._progress[agent.id] = (now, tries)
         return tries <= MOST_TRIES
+
+
+def _is_spawn(record: Any) -> bool:
+    return str(record["tool"]).partition("@")[0] == "agent.spawn"
+
+
+def _spawned_by(entry: Entry, kept: bytes | None) -> str | None:
+    """The child that a call was answered with, by its own name or by that of a tool."""
+    if entry.op not in (_SPAWN, _EXEC) or entry.kind != Kind.OUTCOME:
+        return None
+    recorded = Recorded.of(kept)
+    request, answer = decode_any(recorded.request), decode_any(recorded.value)
+    if not answer or (entry.op == _EXEC and not _is_spawn(request)):
+        return None
+    return (answer["value"] if entry.op == _EXEC and request.get("whole") else answer)["agent"]
 
 
 def _lost() -> EINTR:

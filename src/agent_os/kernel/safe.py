@@ -130,31 +130,36 @@ def doors(kernel: "Kernel", agent: Agent, its: Sequence[Route], outward: Outward
     if not its and not kernel.safe.exists:
         return None
 
-    async def used(use: Use) -> Permission:
-        """Permitted by the gate, and written ahead of the connection's own record, which is on disk before anything is
-        dialled."""
-        permission = await outward.use(use)
-        try:
-            await record(use, permission)
-        except BaseException:
-            permission.drop()
-            raise
-        return permission
-
-    async def record(use: Use, permission: Permission) -> None:
-        counts = kernel.safe.uses  # several may be under way, and none of them on disk
-        count = counts[use.secret] = counts.get(use.secret, _uses(kernel, use.secret).count) + 1
-        facts = {"event": "secret use", "secret": use.secret, "version": use.version}
-        facts |= {"host": use.host, "port": use.port, "method": use.method}
-        draft = Draft(agent.id, Kind.SECRET_USE, agent.incarnation, body=frames.encode_body(facts))
-        draft.verdict, draft.isolation = Verdict.ALLOW, agent.isolation
-        permission.sign(draft)
-        await kernel.journal.record(draft, puts=[Put(_USES, use.secret, encode(Uses(count, time.time())))])
+    async def permitted(use: Use) -> Permission:
+        return await used(kernel, agent, outward, use)
 
     def misused(misuse: Misuse) -> asyncio.Future[None]:
         return kernel.start(_hold(kernel, agent, misuse))
 
-    return Routes(agent.name, its, kernel.safe, used=used, misused=misused)
+    return Routes(agent.name, its, kernel.safe, used=permitted, misused=misused)
+
+
+async def used(kernel: "Kernel", agent: Agent, outward: Outward, use: Use) -> Permission:
+    """Permitted by the gate, and written ahead of the connection's own record, which is on disk before anything is
+    dialled."""
+    permission = await outward.use(use)
+    try:
+        await _record_use(kernel, agent, use, permission)
+    except BaseException:
+        permission.drop()
+        raise
+    return permission
+
+
+async def _record_use(kernel: "Kernel", agent: Agent, use: Use, permission: Permission) -> None:
+    counts = kernel.safe.uses  # several may be under way, and none of them on disk
+    count = counts[use.secret] = counts.get(use.secret, _uses(kernel, use.secret).count) + 1
+    facts = {"event": "secret use", "secret": use.secret, "version": use.version}
+    facts |= {"host": use.host, "port": use.port, "method": use.method}
+    draft = Draft(agent.id, Kind.SECRET_USE, agent.incarnation, body=frames.encode_body(facts))
+    draft.verdict, draft.isolation = Verdict.ALLOW, agent.isolation
+    permission.sign(draft)
+    await kernel.journal.record(draft, puts=[Put(_USES, use.secret, encode(Uses(count, time.time())))])
 
 
 async def _hold(kernel: "Kernel", agent: Agent, misuse: Misuse) -> None:

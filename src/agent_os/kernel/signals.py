@@ -188,6 +188,7 @@ class Signals:
                 await target.running.freeze()
             target.clock.stop()
             self._kernel.bus.freeze(target.id)
+            self._kernel.models.stop(target.id)
             target.become(Incarnation.SUSPENDED)
 
     async def _go_on(self, target: Agent, *, lift: bool) -> None:
@@ -201,6 +202,7 @@ class Signals:
                 await target.running.thaw()
             target.clock.go_on()
             self._kernel.bus.thaw(target.id)
+            self._kernel.models.go_on(target.id)
             target.become(Incarnation.RUNNING)
 
     def _begin_grace(self, target: Agent) -> None:

@@ -35,6 +35,7 @@ from agent_os.manifest.model import AgentManifest
 from agent_os.manifest.roles import AgentPriority
 from agent_os.manifest.sections import Section
 from agent_os.manifest.settling import runtime
+from agent_os.manifest.terms import terms
 from agent_os.sandbox.spec import LEVELS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _KEEPS = ("cwd", "environment", "workspace", "mounts", "net", "env", "timeout", 
 # Of who is declared, not spawned.
 _UNHEARD = (
     *(("dependencies",), ("interface",), ("health", "on_failure"), ("supervision", "children")),
-    *(("program", "working_dir"), ("program", "loop"), ("budget", "on_exhausted")),
+    *(("program", "working_dir"), ("program", "output_schema"), ("budget", "on_exhausted")),
     *(("lifecycle", key) for key in ("activation", "schedule", "timezone", "hooks")),
 )
 # Of who does not say its role.
@@ -59,6 +60,7 @@ def prepare(kernel: "Kernel", parent: Agent, request: Spawn, cap: int | None = N
     """A child: it sees what its parent sees, and what it may do is part of what its parent holds. The steps that come
     before the policy are taken here, the others are the gate's."""
     asked = understood(kernel, parent, request, cap)
+    said = _said(asked.manifest, request.input)
 
     async def do() -> Done:
         now = admission.above(parent)  # what its parent may give, others may have changed meanwhile
@@ -81,7 +83,7 @@ def prepare(kernel: "Kernel", parent: Agent, request: Spawn, cap: int | None = N
 
             admitted.clamped[:0] = asked.clamped
             spawned = {**asked.order, **admitted.words(), "spawned": by.id if by else 0}
-            start = Start(kernel, parent, admitted, spawned, request.input, place, leave_of(act).confirm)
+            start = Start(kernel, parent, admitted, spawned, said, place, leave_of(act).confirm)
             child = await (_begin(start) if asked.complete else _start(start))
             _note(start, child)
         return Done({"agent": child.name, "level": child.isolation})
@@ -305,8 +307,22 @@ def _program(parent: Agent, manifest: AgentManifest) -> dict[str, Any]:
     if runtime(manifest.program) == "exec":
         # Looked up inside: what an agent writes must not choose what of the host is shown for a program's sake.
         return {"argv": ["/usr/bin/env", "--", *manifest.program.argv]}
+    if runtime(manifest.program) == "model":
+        return orders_of.loop(manifest)
     file, _, function = manifest.program.entry.partition(":")
     return {"file": _host_file(parent, file), "function": function}
+
+
+def _said(manifest: AgentManifest, given: Any) -> Any:
+    """What it hears when it begins: a model's is told its terms by us, its goal or its inputs by its parent."""
+    if runtime(manifest.program) != "model":
+        return given
+    said: dict[str, Any] = {"terms": terms(manifest), "inputs": dict(manifest.program.inputs)}
+    if isinstance(given, str):
+        return {**said, "goal": given}
+    if given is not None and not isinstance(given, Mapping):
+        raise EINVAL("body", "SYS_SPAWN: a model's input is its goal, which is text, or a map - at `$.input`")
+    return {**said, "inputs": {**said["inputs"], **cast("Mapping[str, Any]", given or {})}}
 
 
 def _host_file(parent: Agent, file: str) -> str:

@@ -17,7 +17,7 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
-from agent_os.kernel import asking, elevation, health
+from agent_os.kernel import asking, elevation, health, people
 from agent_os.kernel.authority.labels import CLEAN, Label
 from agent_os.kernel.bus import doors
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
@@ -26,6 +26,7 @@ from agent_os.kernel.pipes import doors as pipes
 from agent_os.kernel.signals import known
 from agent_os.kernel.supervisor import bonds
 from agent_os.kernel.table import Agent, Caller
+from agent_os.kernel.tools import doors as tools
 from agent_os.kernel.vfs import Stream as Content
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
 _decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
 _NEVER: Callable[[], Done] = Done
-_ANY = {5, 6, 7, 8, 9, 18, 26, 38, 131, 183, 215}  # bodies with a part that no schema bounds
+_ANY = {5, 6, 7, 8, 9, 18, 19, 26, 38, 40, 41, 44, 131, 161, 183, 215, 241}  # bodies with a part that no schema bounds
 
 
 def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
@@ -191,10 +192,16 @@ def _vfs(method: str) -> Prepare:
 
 def _exec(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Exec", asked.request)
+    if request.tool == people.FINISH:
+        return people.finish(agent, request)
     key = asked.key or f"{kernel.journal.log_id.hex()[:8]}:{agent.id}:{kernel.journal.next_seq}"
-    act = kernel.tools.prepare(agent, request, key)
+    act = kernel.tools.prepare(agent, request, key, cap=asked.cap)
     act.facts = {**act.facts, "args": request.params, "size": len(asked.raw)}
     return act
+
+
+def _think(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
+    return kernel.models.prepare(agent, asked)
 
 
 def _signal(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
@@ -226,7 +233,9 @@ def _wait(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Wait", asked.request)
 
     async def do() -> Done:
-        told, label = await kernel.wait_for_child(agent, request.agent)
+        children = [one.id for one in kernel.table.children(agent.id) if request.agent in (None, one.name, one.id)]
+        with kernel.models.lends(agent, children):
+            told, label = await kernel.wait_for_child(agent, request.agent)
         return Done(told, label=label)
 
     return Act(do, label=lambda: CLEAN)  # that nobody has ended tells nothing of anybody
@@ -311,6 +320,7 @@ PREPARE: dict[int, Prepare] = {
     8: _exit,
     9: _spawn,
     10: _wait,
+    19: _think,
     21: _vfs("share"),
     22: _vfs("list"),
     23: _vfs("stat"),
@@ -328,4 +338,6 @@ PREPARE: dict[int, Prepare] = {
     **elevation.CALLS,
     **desk.CALLS,
     **health.CALLS,
+    **people.CALLS,
+    **tools.CALLS,
 }

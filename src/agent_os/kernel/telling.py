@@ -64,7 +64,10 @@ def body_of(passing: Passing, error: AgentOSError | None, value: Raw = frames.NI
         return frames.encode_body({**act.door.told, **why, **more})
     if act is NOTHING and asked.op in _UNTOLD and error:
         return body(NOTHING_SAID, value, type(error)(error.code, "it was refused; what it said is not kept"))
-    return body(asked.raw, value, error, act.record)
+    said = act.record
+    if said is None and len(asked.raw) > frames.MAX_FRAME:  # it came in parts: its digest is enough
+        said = {"bytes": len(asked.raw)}
+    return body(asked.raw, value, error, said)
 
 
 def bare(passing: Passing, kind: Kind, error: AgentOSError) -> Draft:

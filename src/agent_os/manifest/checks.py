@@ -160,7 +160,23 @@ def oddities(manifest: "AgentManifest") -> Iterator[Found]:
     for number, tool in enumerate(manifest.tools):
         if tool in manifest.tools_deny:
             yield Found(("tools", number), f"{tool} is denied as well, and that holds")
+    yield from _of_models(manifest, kind)
     yield from _unheard(manifest)
+
+
+def _of_models(manifest: "AgentManifest", kind: str) -> Iterator[Found]:
+    program = manifest.program
+    if kind == "model" and not program.goal and not manifest.skills:
+        hint = 'goal = "…", or skills = […]'
+        yield Found(("program", "goal"), "there is none, and no skills by which a submitted one would find it", hint)
+    if kind and kind != "model":
+        usual = type(program)()
+        for key in ("goal", "instructions", "output_schema", "loop"):
+            if getattr(program, key) != getattr(usual, key):
+                yield Found(("program", key), f"says something of model agents only; this one is {kind}")
+    if kind == "exec" and (program.inputs or program.model):
+        key = "inputs" if program.inputs else "model"
+        yield Found(("program", key), "says nothing to a command", "argv, env and capabilities.models do")
 
 
 def _unheard(manifest: "AgentManifest") -> Iterator[Found]:

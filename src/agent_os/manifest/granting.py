@@ -6,6 +6,7 @@ spawn is refused; `"*"` means all that the other layers allow. Grants nothing: t
 """
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -17,6 +18,10 @@ from agent_os.manifest.settling import runtime
 
 _HTTPS, _HTTP = "443", "80"
 _WORK = "/work"
+_SHELL = "capability://shell?action=execute"
+_RUNNERS = ("shell.execute", "python.execute")  # tools that need it; to name one is to ask for both
+
+_MEMORY = {"memory.retrieve": "read", "memory.search": "read", "memory.share": "share", "memory.store": "write"}
 
 
 class Wanted(NamedTuple):
@@ -31,6 +36,8 @@ def wanted(manifest: AgentManifest, parent: str | None = None) -> list[Wanted]:
     found: list[Wanted] = []
     if can.can_exec_tools:
         found += [Wanted("tools", _text("tool", name, "call"), name == "*") for name in manifest.tools]
+        found += [Wanted("tools", _SHELL, False) for name in manifest.tools if _runs_programs(name)]
+        found += [one for name in manifest.tools for one in _memory(name)]
     if can.can_ipc:
         found += _messages(manifest, parent)
     found += [one for path in manifest.filesystem_access for one in _files(path)]
@@ -56,6 +63,18 @@ def allowed(ceiling: CapabilityCeiling, parent: str, *, adapting: bool = True) -
     can.can_spawn = False  # agency says more of it than a text could
     whole = AgentManifest(name="ceiling", role=AgentRole.WORKER, capabilities=can, **lists)
     return [one.capability for one in wanted(whole, parent) if adapting or not one.adapts]
+
+
+def _runs_programs(name: str) -> bool:
+    return name != "*" and any(fnmatchcase(runner, name.partition("@")[0]) for runner in _RUNNERS)
+
+
+def _memory(name: str) -> Iterator[Wanted]:
+    """An agent's own memory, as far as the tools that it names work with it."""
+    actions = [] if name == "*" else [does for one, does in _MEMORY.items() if fnmatchcase(one, name.partition("@")[0])]
+    if actions:
+        for space in ("episodic", "semantic"):
+            yield Wanted("tools", _text("mem", f"/mem/{space}/**", ",".join(sorted(set(actions)))), adapts=True)
 
 
 def _messages(manifest: AgentManifest, parent: str | None) -> Iterator[Wanted]:
@@ -111,8 +130,9 @@ def _host(endpoint: str) -> Wanted:
 def _models(manifest: AgentManifest) -> Iterator[Wanted]:
     for name in manifest.capabilities.models:
         yield Wanted("capabilities.models", _text("llm", name, "call"), name == "*")
-    if runtime(manifest.program) == "model":
+    if runtime(manifest.program) in ("model", "python") and manifest.program.model:
         yield Wanted("program.model", _text("llm", manifest.program.model, "call"))
+    if runtime(manifest.program) == "model":
         for name in manifest.program.loop.fallback:
             yield Wanted("program.loop.fallback", _text("llm", name, "call"))
 

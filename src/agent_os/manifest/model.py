@@ -68,6 +68,7 @@ class Loop(Section):
     tool_calls: Annotated[int, Whole("tool calls")] = 200
     wall_secs: Annotated[int | float, Above("seconds on the clock")] = 1800
     max_output: Annotated[int, Whole("tokens of one answer", least=1)] = 4096
+    window: Annotated[int, Whole("tokens of the model's context; 0: as far as it is known")] = 0
     fallback: Annotated[list[str], List("models to try while the first is out of service")] = field(
         default_factory=list[str]
     )
@@ -85,9 +86,14 @@ class Program(Section):
             later=("node", "wasm", "container", "remote"),
         ),
     ] = ""
-    model: Annotated[str, Text('the model, as "provider/name"')] = ""
-    goal: Annotated[str, Text("what a model agent is to do")] = ""
+    model: Annotated[str, Text('the model, as "provider/name"; a python program finds it as ctx.usual_model')] = ""
+    goal: Annotated[str, Text("what a model agent is to do; empty: what is submitted")] = ""
+    instructions: Annotated[str, Text("what a model agent is told before its goal")] = ""
+    output_schema: Annotated[str, Text("JSON Schema file that a model agent's result is held to")] = ""
     entry: Annotated[str, Text('python: "module:function"', form=_ENTRY, example='"crawler.py:crawl"')] = ""
+    inputs: Annotated[dict[str, str], Texts("what a goal, or a python function, is given by name")] = field(
+        default_factory=dict[str, str]
+    )
     argv: Annotated[list[str], List("exec: any command")] = field(default_factory=list[str])
     env: Annotated[dict[str, str], Texts("its environment; never secrets")] = field(default_factory=dict[str, str])
     working_dir: Annotated[str, Text("where it starts", form=_ABSOLUTE, example='"/work"')] = "/work"
@@ -126,6 +132,7 @@ class Budget(Section):
 
     tool_calls: Annotated[int | None, Whole("tool calls", none=UNLIMITED)] = 1000
     messages: Annotated[int | None, Whole("messages sent", none=UNLIMITED)] = 5000
+    model_calls: Annotated[int | None, Whole("calls of models", none=UNLIMITED)] = None
     tokens: Annotated[int | None, Whole("tokens of models", none=UNLIMITED)] = None
     usd: Annotated[int | float | None, Number("money, in US dollars", none=UNLIMITED)] = None
     per: Annotated[str, Word("when it is filled again", ("run", "hour", "day", "month"))] = "day"

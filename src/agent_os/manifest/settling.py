@@ -24,6 +24,9 @@ GUEST_RESOURCES: dict[str, int | None] = {
     "max_open_files": 1000,
     "max_disk_mb": 8192,
 }
+# With this a model agent ends whose run was stopped without a result, at its turns or its budget. To start it again
+# would be to pay for the same once more.
+STOPPED = 20
 # Seed 4's name -> where a manifest keeps it, and how many of seed 4's units one of its own is.
 LIMITS: dict[str, tuple[str, str, int]] = {
     "max_memory_bytes": ("resources", "max_memory_mb", 1 << 20),
@@ -47,6 +50,8 @@ def settle(manifest: "AgentManifest") -> None:
                 setattr(manifest.resources, key, value)
         if "ready" not in manifest.health.given:
             manifest.health.ready = "immediate"
+    if runtime(manifest.program) == "model" and "no_restart_exit_codes" not in manifest.health.given:
+        manifest.health.no_restart_exit_codes = [STOPPED]
     _settle_limits(manifest)
 
 

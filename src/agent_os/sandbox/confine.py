@@ -53,6 +53,7 @@ class Child:
     fds: dict[str, int] = field(default_factory=dict[str, int])  # by the names of spec.descriptors
     layers: set[str] = field(default_factory=set[str])
     workspace: int = -1
+    mounts: int = -1  # its mount namespace, which another run may be let into
     listeners: list[int] = field(default_factory=list[int])
     terminal: int = -1  # the kernel's end of the agent's own terminal
     probes: int = -1  # where its init is asked to run commands beside it
@@ -175,8 +176,11 @@ def mount_view(child: Child) -> None:
     if child.spec.workspace.mode == "overlay" and "overlay" in child.setup.without:
         raise OSError(errno.ENODEV, "no overlay file system")
     uid = child.spec.uid if child.setup.root_mode else 0
-    sources = root.Sources(child.fds, child.setup.root_mode, child.setup.prefixes, uid)
+    taken = root.join(child.fds["joined"], child.spec) if "joined" in child.fds else {}
+    fds = {**child.fds, **taken}
+    sources = root.Sources(fds, child.setup.root_mode, child.setup.prefixes, uid, frozenset(taken))
     child.workspace = root.assemble(child.view, child.spec, sources)
+    child.mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def leave_host_view(child: Child) -> None:
@@ -317,7 +321,7 @@ STEPS: Steps = (
 
 def _leaving(child: Child) -> list[int]:
     """Descriptors that go to the kernel with `ready`, in this order."""
-    return [child.workspace, *child.listeners, *([child.terminal] if child.spec.tty else [])]
+    return [child.workspace, child.mounts, *child.listeners, *([child.terminal] if child.spec.tty else [])]
 
 
 def _open_terminal(child: Child, rows: int, columns: int) -> None:

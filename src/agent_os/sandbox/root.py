@@ -120,12 +120,13 @@ class Sources:
     are_trees: bool
     prefixes: tuple[str, ...]  # of the interpreter, for native agents
     uid: int
+    joined: frozenset[str] = frozenset()  # those that were taken from another agent's view, and are trees in any mode
 
     def tree(self, name: str) -> int:
         """An unattached tree for a descriptor. User mode sends a plain descriptor of a directory in the host's mount
         namespace, which cannot be bound from here: reopen its path and make sure it is still the same thing."""
         fd = self.descriptors[name]
-        if self.are_trees:
+        if self.are_trees or name in self.joined:
             return fd
         again = os.open(os.readlink(f"/proc/self/fd/{fd}"), os.O_PATH | os.O_NOFOLLOW)
         if not os.path.sameopenfile(fd, again):
@@ -133,6 +134,19 @@ class Sources:
         tree = syscalls.clone_tree(at=again)
         os.close(again)
         return tree
+
+
+def join(mounts: int, spec: SpawnSpec) -> dict[str, int]:
+    """The workspace and the binds of another agent, as trees by the names of our own spec: what it sees there is what
+    we see, also what is written from now on. `mounts` is its mount namespace, which belongs to the launcher."""
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    syscalls.setns(mounts, syscalls.CLONE_NEWNS)
+    try:
+        trees = {bind.fd: syscalls.clone_tree(bind.dst) for bind in spec.binds}
+        return {**trees, "lower": syscalls.clone_tree(spec.workspace.at)}
+    finally:
+        syscalls.setns(own, syscalls.CLONE_NEWNS)
+        os.close(own)
 
 
 def assemble(root: "Root", spec: SpawnSpec, sources: Sources) -> int:

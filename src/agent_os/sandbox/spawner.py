@@ -29,6 +29,7 @@ READY_SECONDS = 30.0
 # Spawns under way. Linux counts descriptors in flight per user and against the sender's own limit, which an agent's is.
 _AT_ONCE = 16
 _MAX_RECEIVED = 32
+JOINED = "joined"  # among sources
 _TRIES = 4  # launchers that may die under one spawn
 _LEASES = "/run/agent-os.uids"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
@@ -60,6 +61,10 @@ class Lease:
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
+
+    def shared(self) -> "Lease":
+        """The same uid for somebody beside it; it is free when both have given it back."""
+        return Lease(self.uid, os.dup(self.lock) if self.lock >= 0 else -1)
 
 
 def lease_uid(root_mode: bool, again: int | None = None) -> Lease:
@@ -106,7 +111,7 @@ class Exit:
         return code if code >= 0 else 128 - code
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """One running agent. Its pid 1 dies with everything it ever started."""
 
@@ -114,6 +119,7 @@ class Process:
     pidfd: int
     ready: Ready
     workspace: int  # O_PATH descriptor of its root
+    mounts: int  # its mount namespace
     listeners: list[socket.socket]  # of its network namespace: the proxy's, then one for each of spec.forward
     terminal: int | None  # our end of its terminal, if it has one
     group: Group | None
@@ -151,7 +157,7 @@ class Process:
 
     def close(self) -> None:
         """Give back descriptors, cgroup and uid. Call once, after `wait`."""
-        for fd in (self.pidfd, self.workspace, self.terminal):
+        for fd in (self.pidfd, self.workspace, self.mounts, self.terminal):
             if fd is not None:
                 os.close(fd)
         for ours in (*self.listeners, *([self.probes] if self.probes else ())):
@@ -291,7 +297,8 @@ class Launcher:
         lease: Lease | None = None,
     ) -> Process:
         """`sources` are O_PATH descriptors of host files, named as the spec refers to them; the caller keeps them and
-        the streams. Group and lease are taken over. On failure or cancellation nothing is left of the agent.
+        the streams. `joined` among them is the mount namespace of an agent whose workspace and binds are to be seen.
+        Group and lease are taken over. On failure or cancellation nothing is left of the agent.
         A launcher found dead is started again, and so is one that dies meanwhile, a few times: nothing of the agent's
         own has run by then."""
         fds = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
@@ -346,7 +353,8 @@ class Launcher:
                 fds[f"cgroup{index}"] = fd
                 opened.callback(os.close, fd)
             for name, fd in sources.items():
-                fds[name] = await self._tree(name, fd, lease, opened) if self.root_mode else fd
+                is_tree = self.root_mode and name != JOINED
+                fds[name] = await self._tree(name, fd, lease, opened) if is_tree else fd
             probes = _probes(fds, opened) if spec.probes else None
             exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
             pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
@@ -361,8 +369,8 @@ class Launcher:
                 raise _why_not_ready(problem, ended, group) from problem
             probes = probes.dup() if probes else None  # ours from here on
         terminal = received.pop() if spec.tty else None
-        listeners = [socket.socket(fileno=fd) for fd in received[1:]]
-        return Process(spec, pidfd, ready, received[0], listeners, terminal, group, exited, lease, probes)
+        listeners = [socket.socket(fileno=fd) for fd in received[2:]]
+        return Process(spec, pidfd, ready, received[0], received[1], listeners, terminal, group, exited, lease, probes)
 
     async def _revive(self) -> None:
         if self._gone:

@@ -5,6 +5,7 @@ looked at anywhere. A decorated function can still be called as it is, with a co
 """
 
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 from weakref import WeakSet
@@ -12,6 +13,7 @@ from weakref import WeakSet
 import msgspec
 
 from agent_os.abi.errors import EINVAL
+from agent_os.abi.models import MODEL_VARIABLE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +30,7 @@ class Agent(Generic[P, R]):
     ) -> None:
         self.function, self.name, self.caps, self.extra = function, name, caps, extra
         self.says_ready = says_ready
+        self.tools: tuple[Any, ...] = ()  # names, and functions of this program
         self.hook: Callable[[Any], Any] | None = None
         self.check: Callable[[Any], Any] | None = None
         self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
@@ -68,12 +71,17 @@ class Agent(Generic[P, R]):
         return f"{self.function.__code__.co_filename}:{self.function.__name__}"
 
     def manifest(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "program": {"runtime": "python", "entry": self.entry},
-            "caps": self.caps,
-            **self.extra,
-        }
+        words = {key: value for key, value in self.extra.items() if key != "model"}
+        program = {"runtime": "python", "entry": self.entry}
+        if named := self.model:
+            program["model"] = named
+        return {"name": self.name, "program": program, "caps": self.caps, **words}
+
+    @property
+    def model(self) -> str:
+        """What the manifest or the operator names, in place of what `@agent(model=…)` says; empty: it has none."""
+        usual = str(self.extra.get("model") or "")
+        return (os.environ.get(MODEL_VARIABLE) or usual) if usual else ""
 
     def bind(self, given: Any, words: Iterable[str] = ()) -> dict[str, Any]:
         """The arguments for one run: a map by name, or the only one; then words of a command line, `name=value` or in
@@ -126,14 +134,18 @@ def agent(
     **extra: Any,
 ) -> Agent[P, R] | Callable[[Program[P, R]], Agent[P, R]]:
     """`@agent`, or `@agent(name=…, caps=[…])`. `http=["api.example.com"]`, `files=["ro:/data"]` and `tools=["clock"]`
-    are short for the capabilities they need; further words (`model`, `budget` …) are kept for the manifest.
+    are short for the capabilities they need, as `model="provider/name"`; further words are kept for the manifest.
     `says_ready`: it is ready when it calls `ctx.ready()`, and not by its first call."""
     needs = [*caps, *(f"net:{host}:connect" for host in http), *map(_file, files)]
-    needs += [f"tool:{tool}:call" for tool in tools if isinstance(tool, str)]
+    named = tuple(tools)
+    needs += [f"tool:{tool}:call" for tool in named if isinstance(tool, str)]
 
     def declare(function: Program[P, R]) -> Agent[P, R]:
         called = name or function.__name__.replace("_", "-").lower()
-        return Agent(function, called, needs, dict(extra), says_ready)
+        declared = Agent(function, called, needs, dict(extra), says_ready)
+        declared.caps = [*needs, f"llm:{declared.model}:call"] if declared.model else needs
+        declared.tools = named
+        return declared
 
     return declare(function) if function is not None else declare
 

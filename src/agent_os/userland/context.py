@@ -20,8 +20,8 @@ from agent_os.abi import syscalls
 from agent_os.abi.errors import EBUSY, EINVAL
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NAME
+from agent_os.abi.tools import ToolInfo, ToolResult, ToolSpec
 from agent_os.userland.agent import Agent
-from agent_os.userland.messages import Messages
 from agent_os.userland.results import (
     Content,
     Elevated,
@@ -43,14 +43,17 @@ from agent_os.userland.results import (
 )
 from agent_os.userland.session import Interrupted as Interrupted
 from agent_os.userland.session import Options, end_all
+from agent_os.userland.tools import Value
 from agent_os.userland.watches import Watch
 from agent_os.userland.wire import Asked, Chunks
+from agent_os.userland.working import Working
 
 STREAM_FROM = 64 * 1024  # what is longer travels in pieces
 _PIECE = 32 * 1024  # of text, characters
 Data = bytes | str
 Items = list[Item]  # these are named here, because inside the class `list` is a method
 Results = list[Any]
+Tools = list[ToolInfo]
 
 
 class Handle:
@@ -79,7 +82,7 @@ class Handle:
         await self.close()
 
 
-class Context(Messages):
+class Context(Working):
     """What the kernel answers to this agent."""
 
     # Files and memory
@@ -177,22 +180,34 @@ class Context(Messages):
     # Tools and other agents
 
     async def call(self, tool: str, /, **params: Any) -> Any:
-        """Run a tool. What it streamed comes as a list, unless it has a result besides."""
-        return await self.exec(tool, params)
+        """Run a tool: `name`, or `name@^1.2`. A map that it gives can also be read by attributes. What it streamed
+        comes as a list, unless it has a result besides."""
+        answer = await self.syscall(syscalls.Exec(tool=tool, params=params))
+        if isinstance(answer, Chunks):
+            return list(cast(list[Any], answer)) if answer.last is None else answer.last
+        return Value(cast("dict[str, Any]", answer)) if isinstance(answer, dict) else answer
 
     async def exec(
         self,
         tool: str,
         params: Mapping[str, Any] | None = None,
-        *,
-        dry_run: bool = False,
         **options: Unpack[Options],
-    ) -> Any:
-        """`call` with options."""
-        answer = await self.syscall(syscalls.Exec(tool=tool, params=dict(params or {}), dry_run=dry_run), **options)
-        if not isinstance(answer, Chunks):
-            return answer
-        return list(cast(list[Any], answer)) if answer.last is None else answer.last
+    ) -> ToolResult:
+        """`call` with options, and with all that is known of the result: what was cut, and where all of it lies."""
+        request = syscalls.Exec(tool=tool, params=dict(params or {}), whole=True)
+        return read_as(ToolResult, await self.syscall(request, **options))
+
+    async def tools(self, query: str = "", *, tag: str = "", **options: Unpack[Options]) -> Tools:
+        """What this agent may call, by name."""
+        answer = await self.syscall(syscalls.Tools(query=query, tag=tag), **options)
+        return [read_as(ToolInfo, one) for one in answer["tools"]]
+
+    async def register(self, tool: Mapping[str, Any] | ToolSpec, code: str, **options: Unpack[Options]) -> str:
+        """A tool for this agent and its children; its name with its version. Each call is a run of `code`, which finds
+        the parameters as JSON on its standard input and prints its result as JSON."""
+        spec = msgspec.to_builtins(tool) if isinstance(tool, ToolSpec) else dict(tool)
+        answer = await self.syscall(syscalls.Register(spec=spec, code=code), **options)
+        return f"{answer['name']}@{answer['version']}"
 
     async def stream(self, tool: str, /, **params: Any) -> AsyncIterator[Any]:
         """The parts of a tool's result as they come. To leave early, close it: `async with aclosing(ctx.stream(…))`."""

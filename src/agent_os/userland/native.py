@@ -13,7 +13,7 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from itertools import dropwhile
 from typing import Any, cast
 
@@ -86,13 +86,14 @@ async def _live(file: str, name: str | None, words: list[str]) -> int:
     ctx = await Context.connect(_kernel(), hook=hook, check=check, says_ready=says_ready)
     if program is None or problem:
         return await _leave(ctx, problem)
+    ctx.declared = program.extra
     try:
         CURRENT.set(ctx)
         if ctx.input == STAGE:
-            result = await ctx.run(_kept(as_stage(ctx, program)))
+            result = await ctx.run(_kept(as_stage, ctx, program))
         else:
             arguments = program.bind(ctx.input, words)
-            result = await ctx.run(_kept(program.function(ctx, **arguments)))
+            result = await ctx.run(_kept(program.function, ctx, **arguments))
     except BaseException as raised:
         return await _leave(ctx, raised)
     if isinstance(result, SystemExit):
@@ -104,26 +105,29 @@ async def _live(file: str, name: str | None, words: list[str]) -> int:
         return await _leave(ctx, raised)
 
 
-async def _kept(program: Coroutine[Any, Any, Any]) -> Any:
-    """A SystemExit as a result: raised, it would stop the event loop before the kernel heard of it."""
+async def _kept(program: Callable[..., Awaitable[Any]], /, *given: Any, **arguments: Any) -> Any:
+    """A SystemExit as a result: raised, it would stop the event loop before the kernel heard of it. The program is
+    called in here: whoever is ended before it began leaves nothing behind that Python would complain about."""
     try:
-        return await program
+        return await program(*given, **arguments)
     except SystemExit as end:
         return end
 
 
 async def _leave(ctx: Context, problem: BaseException | None) -> int:
     """Tell the kernel how it ended: the traceback goes to stderr, one sentence into the record."""
+    result = None
     if isinstance(problem, asyncio.CancelledError) and ctx.ending:
         status, failure = _TERMINATED, f"ended by {ctx.ending.name}"
     elif isinstance(problem, SystemExit):
         status = _exit_code(problem.code)
-        failure = str(problem.code) if isinstance(problem.code, str) else None
+        failure = str(problem.code) if isinstance(problem.code, str) else getattr(problem, "failure", None)
+        result = getattr(problem, "result", None)
     else:
         _print(problem)
         status, failure = 1, _sentence(problem)
     try:
-        await ctx.leave(status, failure=failure)
+        await ctx.leave(status, result, failure=failure)
     except AgentOSError as gone:  # most likely what ended the program in the first place
         print(f"the kernel could not be told: {gone}", file=sys.stderr)
     return status
@@ -171,6 +175,15 @@ def _print(problem: BaseException | None) -> None:
         told = traceback.TracebackException.from_exception(problem)
         _leave_ours_out(told)
         print("".join(told.format()), end="", file=sys.stderr)
+        if isinstance(problem, AgentOSError) and (help := _help(problem)):
+            print(f"  try: {help}", file=sys.stderr)
+
+
+def _help(problem: AgentOSError) -> str:
+    """What its author can do about a refusal: what the kernel says, or who gives what is missing."""
+    if not problem.hint and isinstance(missing := problem.detail.get("missing"), str):
+        return f"agentctl run --cap '{missing}', or capabilities in its manifest"
+    return problem.hint
 
 
 def _leave_ours_out(told: traceback.TracebackException | None) -> bool:

@@ -71,6 +71,7 @@ class Session:
         self.agent, self.incarnation, self.replaying = welcome.agent, welcome.incarnation, welcome.replaying
         self.input: Any = msgspec.msgpack.decode(welcome.input)
         self.state: Any = msgspec.msgpack.decode(welcome.state)  # of the checkpoint this run begins from, else None
+        self.declared: dict[str, Any] = {}  # further words of its `@agent`
         self.ending: AgentSignal | None = None  # what the program was told to end by
         self._wire, self._places, self._hook = wire, places, hook
         self._signals = Signals(places, self._by_default)

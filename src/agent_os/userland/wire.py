@@ -71,6 +71,7 @@ class Wire(asyncio.Protocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._splitter = frames.Splitter()
+        self._gathered = frames.Gathered()
         self._open: dict[int, Asked] = {}
         self._last_id = 0
         self._out: list[bytes] = []
@@ -138,8 +139,10 @@ class Wire(asyncio.Protocol):
         key: str | None = None,
         pos: str | None = None,
         began: Callable[[Asked], None] | None = None,
+        last: bool = False,
     ) -> AsyncIterator[Any]:
-        """The chunks of an answer as they come; a plain answer is its only chunk. Left early: the call is cancelled."""
+        """The chunks of an answer as they come; a plain answer is its only chunk. `last`: what it answers besides comes
+        after them. Left early: the call is cancelled."""
         asked = self._begin(request, cap, deadline_ms, key, pos, kept=False)
         if began:
             began(asked)
@@ -155,6 +158,8 @@ class Wire(asyncio.Protocol):
             whole = await asked.answer
             if not isinstance(whole, Chunks):
                 yield whole
+            elif last and whole.last is not None:
+                yield whole.last
         finally:
             self.abandon(asked)
 
@@ -186,9 +191,11 @@ class Wire(asyncio.Protocol):
         while (number := (self._last_id + 1) % _MOST_IDS) in self._open:
             self._last_id = number
         self._last_id = number
-        call = frames.Call(
-            number, BY_REQUEST[type(request)].number, _encoded(request), cap, deadline_ms, key, pos, self.delivered
-        )
+        syscall, body = BY_REQUEST[type(request)], _encoded(request)
+        call = frames.Call(number, syscall.number, body, cap, deadline_ms, key, pos, self.delivered)
+        if syscall.large and len(bytes(body)) > frames.PART:
+            self._send_parts(number, body)
+            call.body = frames.NIL
         self._send(call)  # raises before anything is remembered, if the frame would be too large
         asked = self._open[number] = Asked(number, self._credit, kept, self._loop.create_future())
         asked.answer.add_done_callback(asked.stir)
@@ -224,6 +231,13 @@ class Wire(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(data)
+
+    def _send_parts(self, call: int, body: Raw) -> None:
+        if (size := len(bytes(body))) > frames.MAX_BODY:
+            reason = f"this call has {size} bytes, of at most {frames.MAX_BODY}: more than any model reads"
+            raise errors.EMSGSIZE("body", reason, hint="leave out what it need not see, such as old results", size=size)
+        for part in frames.parts(call, body):
+            self._send(part)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -270,6 +284,8 @@ class Wire(asyncio.Protocol):
             raise EPROTO("welcome", "something else before WELCOME")
         elif isinstance(frame, Push):
             self._push(frame.what, _decode(frame.body))
+        elif isinstance(frame, frames.Part):
+            self._gathered.take(frame)
         elif isinstance(frame, Credit):
             if asked := self._open.get(frame.id):  # credit for a call answered meanwhile means nothing
                 asked.credit += frame.bytes
@@ -290,6 +306,8 @@ class Wire(asyncio.Protocol):
         if isinstance(frame, Chunk):
             self._streamed(asked, frame)
             return
+        if isinstance(frame, Reply):
+            frame.body = self._gathered.whole(frame.id, frame.body)
         value, error = _outcome(asked, frame)
         del self._open[frame.id]
         self.delivered += 1

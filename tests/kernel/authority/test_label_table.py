@@ -26,9 +26,11 @@ from agent_os.abi.syscalls import (
     CheckPolicy,
     Close,
     Effect,
+    Event,
     Exec,
     Exit,
     Finish,
+    Left,
     Link,
     List,
     Monitor,
@@ -51,6 +53,7 @@ from agent_os.abi.syscalls import (
     Stat,
     Subscribe,
     Take,
+    Tools,
     Trap,
     Wait,
     Watch,
@@ -578,6 +581,9 @@ def test_it_carries_nothing_from_something_clean(what: str) -> None:
 QUIET = (
     *("SYS_NOW", "SYS_RANDOM", "SYS_SLEEP", "SYS_CLOSE", "SYS_CHECKPOLICY", "SYS_APPROVE_WAIT", "SYS_ELEVATE"),
     *("SYS_READY", "SYS_ALIVE", "SYS_TAKE", "SYS_FINISH"),  # goals come from operators, and go back to them
+    *("SYS_TOOLS", "SYS_REGISTER"),  # of built-in tools, and of one's own
+    *("SYS_EVENT", "SYS_LEFT", "SYS_ASK"),  # a person's answer is clean
+    "SYS_THINK",  # made of what the caller said: the caller has that label already
 )
 
 
@@ -601,7 +607,8 @@ def test_what_only_tells_of_the_kernel_or_of_the_caller_itself_brings_nothing() 
                 Write(path="/mem/semantic/y", data="1"),
                 Watch(path="/mem/working", end=True),
             ),
-            *(Ready(), Alive(ok=False, why="tired"), Take(wait_ms=0), Trap(), Monitor(ref=1, end=True)),
+            *(Tools(), Ready(), Alive(ok=False, why="tired"), Take(wait_ms=0), Trap(), Monitor(ref=1, end=True)),
+            *(Left(), Event(kind="agent.progress")),
         ):
             await one.ask(request)
             assert world.label(one) == CLEAN, request

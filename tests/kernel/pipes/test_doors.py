@@ -13,6 +13,8 @@ from agent_os.abi.errors import EAGAIN, EINVAL, EIO, EPERM, EPOLICY, ETYPE, Agen
 from agent_os.abi.syscalls import BY_REQUEST, Effect, Exec, Pipe, Publish, Recv, Reply, Send
 from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.models.call import RANKS
+from agent_os.kernel.models.waits import Urgency
 from agent_os.kernel.pipes import doors, running, types
 from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.table import Agent
@@ -331,5 +333,27 @@ def test_no_word_of_a_stage_comes_past_a_check_as_its_error_or_as_the_name_of_a_
         (got,) = await world.peers["reader"].ask(Recv(wait_ms=None))
         await world.peers["reader"].ask(Reply(request=got["id"], error="no money"))
         assert "no money" in str(await refused(EIO, "pipe.stage", unchecked))
+
+    in_a_world(test)
+
+
+def test_a_stage_is_as_urgent_as_whoever_waits_for_the_pipe_and_only_while_it_works() -> None:
+    async def test(world: World) -> None:
+        models, caller = world.kernel.models, world.rows["caller"]
+        models.priority_of = lambda agent: "high" if agent is caller else "normal"  # type: ignore[method-assign]
+        normal, high = Urgency(RANKS["normal"]), Urgency(RANKS["high"])
+
+        def urgency(name: str) -> Urgency:
+            return models.waits.urgency(world.rows[name].id, normal)
+
+        pipe = world.start(checks=[["Verdict"]])
+        (got,) = await world.peers["reader"].ask(Recv(wait_ms=None))
+        assert (urgency("reader"), urgency("actor")) == (high, normal)
+        await world.peers["reader"].ask(Reply(request=got["id"], payload=frames.body({"safe": True}), schema="Verdict"))
+        (got,) = await world.peers["actor"].ask(Recv(wait_ms=None))
+        assert (urgency("reader"), urgency("actor")) == (normal, high)
+        await world.peers["actor"].ask(Reply(request=got["id"], payload=frames.body("done")))
+        await pipe
+        assert (urgency("reader"), urgency("actor")) == (normal, normal)
 
     in_a_world(test)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_os.abi.errors import EACCES, EDQUOT, EEXIST, EINVAL, ENOSYS, AgentOSError
+from agent_os.abi.errors import EACCES, EDQUOT, EEXIST, EINVAL, AgentOSError
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.authority.capability import Capability, parse
@@ -95,7 +95,6 @@ def test_a_custom_role_is_known_by_its_base_as_well() -> None:
     ("tree", "problem", "code"),
     [
         ({"program": {}}, EINVAL, "manifest"),
-        ({"program": {"model": "acme/large"}}, ENOSYS, "runtime"),
         ({"program": PROGRAM, "parent": "somebody"}, EINVAL, "manifest"),
         ({"program": PROGRAM, "namespace": "other"}, EACCES, "namespace"),
         ({"program": PROGRAM, "role": "root"}, EINVAL, "manifest"),

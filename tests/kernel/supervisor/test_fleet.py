@@ -111,12 +111,14 @@ def test_a_killed_agent_lives_again_under_a_new_pid_and_the_program_really_runs(
         mount = f"[[mounts]]\npath = '/out'\nsource = '{tmp_path}/out'\nrights = 'rw'\n"
         world.manifest("a", sh("echo life >> /out/lives; exec sleep 1000") + health() + mount)
         await world.apply()
+        lives = tmp_path / "out/lives"
         await world.ready("a")
+        await until(lambda: lives.exists() and lives.read_text() == "life\n")
         first = world.pid("a")
         world.strike("a")
         await world.lives("a", 2)
         assert world.pid("a") > first
-        await until(lambda: (tmp_path / "out/lives").read_text() == "life\nlife\n")
+        await until(lambda: lives.read_text() == "life\nlife\n")
         assert [(one["class"], one["code"]) for one in world.exits("a")] == [("signal", -9)]
 
     in_world(tmp_path, test)
@@ -306,6 +308,20 @@ def test_a_changed_manifest_restarts_its_agent_and_no_other(tmp_path: Path) -> N
         await world.apply()
         await world.lives("a", 2)
         assert world.pid("b") == before["b"]
+
+    in_world(tmp_path, test)
+
+
+def test_a_changed_manifest_starts_an_agent_that_had_failed_once_and_not_twice(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        world.manifest("a", sh("exit 3") + health(max_restarts=0))
+        await world.apply()
+        await world.state("a", "failed")
+        world.manifest("a", health(max_restarts=0))
+        await world.apply()
+        await world.lives("a", 2)
+        await world.call(Stop(agent="a"))
+        assert len(world.exits("a")) == 2
 
     in_world(tmp_path, test)
 

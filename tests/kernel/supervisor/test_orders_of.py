@@ -50,6 +50,17 @@ def test_an_agent_of_ours_sees_the_folder_of_its_program_and_no_more() -> None:
     assert ordered("[program]\nentry = 'mod.py:main'\n")["file"] == "/srv/project/mod.py"
 
 
+def test_a_program_finds_the_model_and_the_inputs_that_its_manifest_names() -> None:
+    named = "runtime = 'python'\nmodel = 'p/m'\n[program.inputs]\nquestion = 'why?'\n"
+    made = ordered(f"[program]\nentry = 'mod.py:main'\n{named}")
+    assert (made["env"], made["input"]) == (["AGENT_OS_MODEL=p/m"], {"question": "why?"})
+    assert "capability://llm/p/m?action=call" in made["caps"]
+    plain = ordered("[program]\nentry = 'mod.py:main'\n")
+    assert (plain["env"], plain.get("input")) == ([], None)
+    model = ordered("[program]\nmodel = 'p/m'\n[program.inputs]\nquestion = 'why?'\n")
+    assert (model["env"], model["input"]["inputs"]) == ([], {"question": "why?"})
+
+
 def test_what_a_manifest_shows_is_what_it_names_and_not_where_a_link_leads(tmp_path: Path) -> None:
     """Neither whoever reads it nor a neighbour who may write there decides about that."""
     (tmp_path / "real").mkdir()
@@ -93,7 +104,7 @@ def test_limits_budget_hosts_and_roles_are_those_of_the_manifest() -> None:
     ("text", "said"),
     [
         ("", "program: there is no program"),
-        ("[program]\nmodel = 'p/m'\n", "program.runtime: the runtime model"),
+        ("[program]\nmodel = 'p/m'\noutput_schema = 'none.json'\n", "program.output_schema: "),
         ("[program]\nentry = 'none.py:main'\n", "program.entry: there is no file"),
         ("[program]\nargv = ['x']\nworking_dir = '/etc'\n", "program.working_dir: /etc"),
         ("[program]\nargv = ['x']\n[lifecycle.hooks]\non_start = 'y'\n", "lifecycle.hooks: "),
@@ -109,7 +120,7 @@ def test_what_there_is_not_yet_is_refused_and_named(tmp_path: Path, text: str, s
 
 def test_what_there_is_passes(tmp_path: Path) -> None:
     (tmp_path / "m.py").touch()
-    for text in ("[program]\nentry = 'm:main'\n", "[program]\nargv = ['x']\n"):
+    for text in ("[program]\nentry = 'm:main'\n", "[program]\nargv = ['x']\n", "[program]\nmodel = 'p/m'\n"):
         require_possible(spec(text, str(tmp_path)))
     require_possible(Spec.of(AgentManifest.from_toml('name = "b"\nrole = "supervisor"\n'), str(tmp_path)))
 

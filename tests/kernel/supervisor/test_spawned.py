@@ -38,7 +38,7 @@ async def family(ctx):
     except Exception as refused:
         print(refused.name, flush=True)
     got = await ctx.request_elevation("tool:pay:call", "the invoice is due", seconds=60)
-    print("granted", len(got.granted), await ctx.exec("pay"), flush=True)
+    print("granted", len(got.granted), (await ctx.exec("pay")).value, flush=True)
     await ctx.sleep(3600)
 """
 QUICK = {"backoff": {"base_ms": 20, "cap_ms": 200, "jitter": "none"}}

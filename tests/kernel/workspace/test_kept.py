@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -409,7 +410,7 @@ def test_a_directory_swapped_for_a_link_during_the_commit_never_lets_a_write_out
             swapper.stdout.readline()
             try:
                 workspace.commit()
-                naive += _naive_writes(project, outside / "deep")
+                naive += _naive_writes(project, outside / "deep", until_lost=not naive)
             finally:
                 swapper.kill()
         if (project / "other").is_symlink():
@@ -424,10 +425,12 @@ def test_a_directory_swapped_for_a_link_during_the_commit_never_lets_a_write_out
     assert naive > 0, "positive control: checking first and writing afterwards must lose this race"
 
 
-def _naive_writes(project: Path, outside: Path) -> int:
-    """The same by check and write: how often it wrote outside, cleaned up again."""
-    for number in range(300):
-        target = project / "lib/deep" / f"naive-{number}"
+def _naive_writes(project: Path, outside: Path, *, until_lost: bool) -> int:
+    """The same by check and write: how often it wrote outside, cleaned up again. On a busy machine it takes a while."""
+    number, deadline = 0, time.monotonic() + 60
+    while number < 300 or (until_lost and not os.listdir(outside) and time.monotonic() < deadline):
+        number += 1
+        target = project / "lib/deep" / f"naive-{number % 300}"
         try:
             if not (project / "lib").is_symlink():
                 target.write_text("x")

@@ -62,6 +62,8 @@ class Approval(Struct, frozen=True):
     scope: str = ""
     note: str = ""  # of whoever decided
     holds: list[str] = []  # of an agent that asks for more than it holds
+    schema: Any = None  # of a question: what its answer must fit
+    value: Any = None  # that whoever decided gave
 
     @property
     def syscall(self) -> str:
@@ -169,7 +171,8 @@ def outcome(one: Approval) -> EAPPROVAL:
 def news(one: Approval) -> str:
     """What whoever looks on while an agent runs must know of a question; nothing, where they know it."""
     if one.state is State.PENDING:
-        return f"waits for you: {one.wants[:_LONGEST]}   agentctl approve {one.id}"
+        verb = "answer" if one.syscall == "SYS_ASK" else "approve"
+        return f"waits for you: {one.wants[:_LONGEST]}   agentctl {verb} {one.id}"
     return f"{one.id} expired: {_SAID[one.state]}" if one.state is State.EXPIRED else ""
 
 

@@ -34,7 +34,7 @@ from agent_os.kernel.authority.answers import (
     require_pending,
     standing_of,
 )
-from agent_os.kernel.authority.questions import HOLDS, Ask, Redact, arguments
+from agent_os.kernel.authority.questions import HOLDS, SCHEMA, Ask, Redact, arguments
 from agent_os.kernel.journal.draft import Draft
 
 APPROVALS, STANDING, _NUMBER = "approvals", "standing", "approval"
@@ -182,6 +182,7 @@ class Approvals:
             deadline_ns=now + int(ask.deadline_s * 1e9),
             handle=ask.handle,
             holds=list(ask.facts.get(HOLDS, ())),
+            schema=ask.facts.get(SCHEMA),
         )
         self._all[one.id] = one
         self._latest[one.digest] = one.id
@@ -227,6 +228,7 @@ class Approvals:
         scope: str = "once",
         note: str = "",
         via: str = "control",
+        value: Any = None,
     ) -> Approval:
         """An answer. It counts when it is on disk; the first one that comes is the answer."""
         one = self.find(approval)
@@ -237,7 +239,7 @@ class Approvals:
         if approve:
             require_offered(one, scope)
         state = State.APPROVED if approve else State.REFUSED
-        return self._move(one, state, by=person.id, via=via, scope=scope if approve else "", note=note)
+        return self._move(one, state, by=person.id, via=via, scope=scope if approve else "", note=note, value=value)
 
     def find(self, approval: str) -> Approval:
         one = self._all.get(approval)
@@ -319,7 +321,7 @@ class Approvals:
         elif one.state is State.APPROVED:
             self._move(one, State.VOID, note=why)
 
-    def _move(self, one: Approval, state: State, **facts: str) -> Approval:
+    def _move(self, one: Approval, state: State, **facts: Any) -> Approval:
         by = facts.pop("by", "")
         after = replace(one, state=moved(one, state), decided_ns=self._wall_ns(), decided_by=by, **facts)
         puts = list[Put]()
@@ -395,5 +397,5 @@ def _row(one: Approval) -> Put:
 
 
 def _news(one: Approval) -> dict[str, Any]:
-    names = ("id", "digest", "agent", "state", "decided_by", "via", "scope", "note")
+    names = ("id", "digest", "agent", "state", "decided_by", "via", "scope", "note", "value")
     return {name: getattr(one, name) for name in names}

@@ -28,10 +28,10 @@ import msgspec
 from agent_os.abi.entries import Entry, Kind
 from agent_os.abi.errors import EBUDGET, EINVAL
 
-RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages")
+RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages", "model_calls")
 OPERATOR = "operator"  # the account above all others
 MICRO = 1_000_000  # of a dollar
-_LARGEST = 1 << 62
+UNLIMITED = 1 << 62  # the room where there is no limit
 _WARN = (4, 5)
 Amounts = Mapping[str, int]
 Cost = dict[str, Any]  # of a journal entry
@@ -51,7 +51,7 @@ class Account:
 
     def room(self, resource: str) -> int:
         limit = self.limits.get(resource)
-        return _LARGEST if limit is None else max(0, limit - self.used(resource))
+        return UNLIMITED if limit is None else max(0, limit - self.used(resource))
 
     def nears(self, resource: str) -> bool:
         limit, (part, whole) = self.limits.get(resource, 0), _WARN
@@ -386,7 +386,7 @@ def _checked(amounts: Mapping[str, float]) -> dict[str, int]:
         if resource not in RESOURCES:
             hint = f"there is {', '.join(RESOURCES)}"
             raise EINVAL("budget.resource", f"no budget counts {resource!r}", hint=hint)
-        if amount != int(amount) or not 0 <= amount <= _LARGEST:
+        if amount != int(amount) or not 0 <= amount <= UNLIMITED:
             raise EINVAL("budget.amount", f"{amount!r} is no amount of {resource}: a whole number from 0 on")
         found[resource] = int(amount)
     return found
@@ -411,7 +411,8 @@ def _exhausted(account: Account, resource: str, asked: int) -> EBUDGET:
     name = "the operator" if account.id == OPERATOR else account.id.rpartition("/")[2]
     rest = f"{shown(resource, left)} left of {shown(resource, limit)}"
     reason = f"this can need {shown(resource, asked)}, and {name} has {rest}"
-    hint = f"an operator can give more: agentctl budget raise {name if name != 'the operator' else OPERATOR}"
+    whose = name if name != "the operator" else OPERATOR
+    hint = f"an operator can give more: agentctl budget raise {whose} {resource}=AMOUNT"
     return EBUDGET(
         "budget.exhausted",
         reason,

@@ -79,6 +79,7 @@ FLOWS: Mapping[int, Flow] = {
         "SYS_REQUEST": Flow(Brings.AGENT, Stamps.AGENT),
         "SYS_REPLY": Flow(Brings.NOTHING, Stamps.AGENT),
         "SYS_PIPE": Flow(Brings.AGENT, Stamps.AGENT),  # of its last stage, and of one that fails
+        "SYS_THINK": Flow(leaves=True),  # the reply is made of what the caller said, and carries the same
         "SYS_SHARE": Flow(Brings.NOTHING, Stamps.AGENT),
         "SYS_LIST": Flow(Brings.NAMES),
         "SYS_STAT": Flow(Brings.ENTRY),
@@ -96,6 +97,11 @@ FLOWS: Mapping[int, Flow] = {
         "SYS_TAKE": Flow(Brings.PERSON),  # an operator's goal is trusted
         "SYS_FINISH": Flow(stamps=Stamps.AGENT),  # its result, for whoever waits
         "SYS_ELEVATE": Flow(Brings.PERSON),
+        "SYS_ASK": Flow(Brings.PERSON),
+        "SYS_EVENT": Flow(),
+        "SYS_LEFT": Flow(),
+        "SYS_TOOLS": Flow(Brings.SOURCE),  # descriptions are their authors' words
+        "SYS_REGISTER": Flow(stamps=Stamps.CHILD),  # whoever calls it
         "SYS_READY": Flow(),
         "SYS_ALIVE": Flow(),
         "OP_RUN": Flow(Brings.PERSON, Stamps.CHILD),  # an operator's goal is trusted
@@ -121,7 +127,8 @@ FLOWS: Mapping[int, Flow] = {
                 *("OP_RULES", "OP_APPLY_RULES", "OP_APPLY", "OP_DELETE", "OP_START", "OP_STOP", "OP_RESTART"),
                 *("OP_DECLARED", "OP_HISTORY", "OP_REACH", "OP_HEALTH"),
                 *("OP_PRIORITIZE", "OP_QUEUE", "OP_GOAL", "OP_WITHDRAW", "OP_LINKS"),
-                *("OP_BUS", "OP_DEAD", "OP_LISTEN", "OP_TOPICS"),
+                *("OP_MODELS", "OP_BUS", "OP_DEAD", "OP_LISTEN", "OP_TOPICS"),
+                *("OP_TOOLS", "OP_CALL", "OP_MCP"),
             ),
             _LOOK,
         ),
@@ -214,9 +221,11 @@ def decide(
     rules: FlowRules = NO_RULES,
     answered: Collection[str] = (),
     leads: Sequence[Need] = (),
+    stays: bool = False,
 ) -> list[Doubt]:
     """Whether what the caller carries may go where this call takes it. `answered`: hosts that a person named for this
-    very run. `leads`: other names of the same, which a sink may be told by. A syscall without a flow goes nowhere."""
+    very run. `leads`: other names of the same, which a sink may be told by. `stays`: it goes to something on this
+    machine that reads for nobody else. A syscall without a flow goes nowhere."""
     flow = FLOWS.get(op) or _DOORS.get(op)
     if flow is None:
         raise ELABEL("label.flow", f"nobody has said what syscall {op} does with labels, so it is refused")
@@ -227,7 +236,7 @@ def decide(
     for need in needs:
         if flow.leaves:
             _require_writable(need)
-            if _is_sink(need):
+            if _is_sink(need) and not stays:
                 _require_readers(label, need, rules.classes)
             if changes_outside(need, effect) and label.untrusted and label.classes and not _known(need, answered):
                 outward.append(need)

@@ -315,6 +315,11 @@ class Holdings:
             found = self._search(need, cap, facts)
         return found
 
+    def find_all(self, needs: Sequence[Need], cap: int | None = None, facts: Facts = NO_FACTS) -> list[Handle]:
+        """Every handle that the call rests on, each once: all of them are charged."""
+        found = {handle: None for need in needs if (handle := self.find((need,), cap, facts)) is not None}
+        return list(found)
+
     def _search(self, need: Need, cap: int | None, facts: Facts) -> Handle:
         kind, action, target = need
         empty: Handle | None = None

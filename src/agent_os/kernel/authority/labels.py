@@ -261,6 +261,13 @@ class Labels:
         """What anybody left there."""
         return self._folders.get(path, CLEAN)
 
+    def written_by(self, path: str) -> str | None:
+        """Somebody who can write what lies there just now, without asking anybody."""
+        for agent, folders in self._sees.items():
+            if any(one.writes and _below(path, one.path) for one in folders):
+                return agent
+        return None
+
     def forget(self, agent: str) -> list[Put]:
         self._of.pop(agent, None)
         self._sees.pop(agent, None)

@@ -23,6 +23,8 @@ _LONGEST = 512  # characters of a text that are shown
 _MOST = 64  # elements
 _DEEPEST = 8
 HOLDS = "holds"  # among the facts of a call that asks for more: what its agent has
+SCHEMA = "schema"  # among the facts of a question: of the value that answers it
+WANTS = "wants"  # among the facts of a call that needs nothing: what it is about
 Redact = Callable[[str], str]
 
 
@@ -68,6 +70,8 @@ class Ask(NamedTuple):
     @property
     def wants(self) -> str:
         """In a few words: `file.write /work/report.md`."""
+        if not self.needs and WANTS in self.facts:
+            return str(self.facts[WANTS])
         if not self.needs:
             return BY_NUMBER[self.op].name if self.op in BY_NUMBER else f"syscall {self.op}"
         first, *others = together(self.needs)

@@ -252,6 +252,11 @@ class Safe:
 
     # The file.
 
+    @property
+    def is_open(self) -> bool:
+        """Its values are at hand: `open` would find nothing to do."""
+        return self._state is not None
+
     def open(self) -> None:
         """Open it now, if there is one, so that a wrong key is told before anything depends on it."""
         if self.exists:

@@ -76,7 +76,11 @@ class LabelStep:
         leads, effect = act.door.leads if act.door else (), act.effect
         if act.door and act.door.sends:
             effect = Effect.OPAQUE
-        doubts = decide(label, op, act.needs, effect, rules, self._answered(caller), leads)
+        needs = act.needs
+        if act.sinks is not None:  # the others are names of the same
+            needs, leads, effect = act.sinks, (*leads, *act.needs), Effect.PURE
+        stays = act.facts.get("local") is True
+        doubts = decide(label, op, needs, effect, rules, self._answered(caller), leads, stays)
         marks.questions += [Question(one.rule, one.reason) for one in doubts]
         return GO
 
@@ -197,7 +201,8 @@ class BudgetStep:
                 self._nearly(crossing)
         if held is None:
             return {}
-        settled = self._ledger.settle(held, actual)
+        model = passing.act.facts.get("model")
+        settled = self._ledger.settle(held, actual, **({"model": model} if model else {}))
         for alarm in settled.alarms:
             self._alarm(alarm)
         return settled.cost
@@ -277,6 +282,7 @@ class ApprovalStep:
             self._leave(before, passing, "it asks something else now")
         marks.approval = met.approval
         if met.go:
+            act.approval = met.approval
             return GO
         marks.wake = partial(self._again, passing)
         self._approvals.wait(met.approval, marks.wake)
@@ -318,8 +324,8 @@ class ApprovalStep:
 def _questions(passing: Marked) -> list[Question]:
     act = passing.act
     once = () if act.needs else ("once",)  # an answer can only stand for what has a name
-    own = [Question("call", act.ask, scopes=once)] if act.ask else []
-    return [*passing.marks.questions, *own]
+    own = [Question("call", act.ask, scopes=once, deadline_s=act.ask_s)] if act.ask else []
+    return [one for one in (*passing.marks.questions, *own) if one.rule not in act.approved]
 
 
 def _require_whole(passing: Marked) -> None:

@@ -334,7 +334,8 @@ def _request(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
             kernel.bus.receiver(to)
         draft.labels = kernel.authority.labels.of(agent.id).words()
         try:
-            answer = await asking(kernel, agent, draft, place, lambda: setattr(act, "lost", None))
+            with kernel.models.lends(agent, [draft.to]):
+                answer = await asking(kernel, agent, draft, place, lambda: setattr(act, "lost", None))
         except (EAGAIN, EDEADLK, ESRCH, ETIMEDOUT, TimeoutError):
             heard = kernel.authority.labels.of(draft.to)  # that nothing came is the doing of whoever was asked
             raise

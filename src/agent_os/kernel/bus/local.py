@@ -210,54 +210,53 @@ class LocalBroker:
             op.settle(item, now)
 
     def ack(self, agent: str, ids: Sequence[str], now: Now) -> Change[int]:
-        op = Operation(self._state)
-        unknown = 0
-        for name in ids:
-            item = self._went_out(agent, name)
-            if item is None:
-                unknown += 1
-                continue
+        def done(op: Operation, item: Item) -> None:
             op.settle(item, now)
-            if not item.owner.number:
-                op.puts += self._state.dedup.remember(agent, item.message, now)
-        return op.change(unknown, now)
+            self._remember(op, agent, item, now)
+
+        return self._each(agent, ids, now, done)
 
     def nack(self, agent: str, ids: Sequence[str], now: Now, *, delay_ms: int = 0, reason: str = "") -> Change[int]:
-        op = Operation(self._state)
-        unknown = 0
-        for name in ids:
-            item = self._went_out(agent, name)
-            if item is None or item.holder is None:
-                unknown += 1
-            else:
-                self._come_back(op, item, now, "handler_error", reason, delay_ms / 1000)
-        return op.change(unknown, now)
+        def back(op: Operation, item: Item) -> None:
+            self._come_back(op, item, now, "handler_error", reason, delay_ms / 1000)
+
+        return self._each(agent, ids, now, back, in_hand=True)
 
     def extend(self, agent: str, ids: Sequence[str], now: Now, *, more_s: float = VISIBLE_S) -> Change[int]:
-        op = Operation(self._state)
-        unknown = 0
-        for name in ids:
-            item = self._went_out(agent, name)
-            if item is None or item.holder is None:
-                unknown += 1
-            else:
-                held.extend(item, now.mono + min(max(more_s, 0.0), LONGEST_S), self._state.hands)
-        return op.change(unknown, now)
+        until = now.mono + min(max(more_s, 0.0), LONGEST_S)
+        return self._each(agent, ids, now, lambda _, item: held.extend(item, until, self._state.hands), in_hand=True)
 
     def reject(
         self, agent: str, ids: Sequence[str], now: Now, *, reason: Reason = "rejected", detail: str = ""
     ) -> Change[int]:
-        op = Operation(self._state)
-        unknown = 0
+        def buried(op: Operation, item: Item) -> None:
+            op.bury(item, now, reason, detail)
+            self._remember(op, agent, item, now)
+
+        return self._each(agent, ids, now, buried)
+
+    def _each(
+        self,
+        agent: str,
+        ids: Sequence[str],
+        now: Now,
+        do: Callable[[Operation, Item], None],
+        *,
+        in_hand: bool = False,
+    ) -> Change[int]:
+        """What was delivered is looked up one by one: an id that stands twice is unknown the second time."""
+        op, unknown = Operation(self._state), 0
         for name in ids:
             item = self._went_out(agent, name)
-            if item is None:
+            if item is None or (in_hand and item.holder is None):
                 unknown += 1
-                continue
-            op.bury(item, now, reason, detail)
-            if not item.owner.number:
-                op.puts += self._state.dedup.remember(agent, item.message, now)
+            else:
+                do(op, item)
         return op.change(unknown, now)
+
+    def _remember(self, op: Operation, agent: str, item: Item, now: Now) -> None:
+        if not item.owner.number:
+            op.puts += self._state.dedup.remember(agent, item.message, now)
 
     def _went_out(self, agent: str, name: str) -> Item | None:
         """What the agent has in hand under that id, or had: late is better than twice. What another member of a group

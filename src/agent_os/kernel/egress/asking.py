@@ -51,6 +51,7 @@ class Wanted:
     path: str = "/"  # decoded, without its query
     written: str = ""  # path and query as they were sent, for whoever is asked
     routed: bool = False  # a door leads there, so that no other way should
+    tls: bool = False  # the kernel itself speaks TLS there, so that method and path are known all the same
     headers: Headers = ()
     body: Body | None = field(default=None, compare=False, repr=False)  # None: there is none, or nobody could see it
 
@@ -81,7 +82,8 @@ class Wanted:
     @property
     def facts(self) -> dict[str, Any]:
         """What is spoken in a tunnel is known only where nothing but TLS is let through."""
-        known = {"scheme": "http"} if self.method else {"scheme": "https"} if self.port == TLS_PORT else {}
+        plain = self.method and not self.tls
+        known = {"scheme": "http"} if plain else {"scheme": "https"} if self.tls or self.port == TLS_PORT else {}
         return {"port": self.port, "tunnel": self.routed, **known}
 
     @property
@@ -162,11 +164,11 @@ def covering(
     """The handle for what is named and, where a name leads to addresses that are not for everybody, what names those:
     the same handle by its constraints, or one for the address itself. EPERM, EACCES where there is none."""
     if not isinstance(wanted.host, str):
-        return [_find(held, wanted, wanted.name, _facts_of(wanted.host, wanted.port, own))]
+        return [_find(held, wanted, wanted.name, facts_of(wanted.host, wanted.port, own))]
     first = _find(held, wanted, wanted.name, {})
     found = {first: None}
     for address in dict.fromkeys(inner for one in addresses for inner in unwrap(one)):
-        facts = _facts_of(address, wanted.port, own)
+        facts = facts_of(address, wanted.port, own)
         if {"private", "loopback"} & facts.keys() and not _fits(first, wanted, wanted.name, facts):
             found[_find_near(held, wanted, host_text(address), facts)] = None
     return list(found)
@@ -180,7 +182,8 @@ def _find_near(held: Holdings, wanted: Wanted, address: str, facts: dict[str, An
         return _find(held, wanted, address, facts)
 
 
-def _facts_of(address: Address, port: int, own: Own) -> dict[str, Any]:
+def facts_of(address: Address, port: int, own: Own = is_own_address) -> dict[str, Any]:
+    """What constraints look at of an address that is not for everybody."""
     facts: dict[str, Any] = {"address": str(address)}
     kind = kind_of(address, own)
     if address.is_loopback:

@@ -120,6 +120,7 @@ class Stop(Exception):
         allow_flag: str | None = None,
         status: int | None = None,
         after: Future[None] | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(reason)
         self.code = code
@@ -127,6 +128,7 @@ class Stop(Exception):
         self.allow_flag = allow_flag
         self.status = status or _STATUS.get(code, 403)
         self.after = after
+        self.retry_after_s = retry_after_s
 
 
 _STATUS = {
@@ -178,6 +180,10 @@ class Attempt:
         self.verdict = "deny"
         return stop
 
+    def told(self) -> None:
+        """The call that it was is on the record, so that it needs none of its own."""
+        self._done = True
+
     async def allow(self, reason: str) -> None:
         """Recorded when this returns."""
         if waiting := self._write("net.allow", reason, None, done=False):
@@ -218,7 +224,25 @@ def explain(target: str, stop: Stop) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
+_KINDS = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
 def explain_as_api(stop: Stop) -> bytes:
     """For clients of model APIs, in the shape that theirs have in common, so that they show the reason."""
-    error = {"message": f"Agent OS: {stop.reason}", "type": "permission_error", "code": stop.code, "param": None}
+    kind = _KINDS.get(stop.status, "permission_error" if stop.status < 500 else "api_error")
+    error = {"message": f"Agent OS: {stop.reason}", "type": kind, "code": stop.code, "param": None}
     return json.dumps({"type": "error", "error": error}).encode()
+
+
+def advice_to_api(stop: Stop) -> list[tuple[str, str]]:
+    """Headers by which those clients know whether it helps to ask again. By themselves they do after every 429 and
+    everything above 499."""
+    if stop.retry_after_s is None:
+        return [("X-Should-Retry", "false")]
+    return [("Retry-After", str(stop.retry_after_s))]

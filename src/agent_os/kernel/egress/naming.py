@@ -52,14 +52,14 @@ def require_endpoint(capability: Capability) -> Capability:
     """As it is. EINVAL where it names the host's own loopback as a whole: that is opened port by port, so it would
     cover nothing."""
     host = capability.target.host if capability.kind == "http" else ""
-    if "loopback" not in capability.constraints and _is_loopback(host):
+    if "loopback" not in capability.constraints and is_loopback(host):
         port = min(capability.constraints.get("port", ()), default="PORT")
         reason = f"{capability} reaches nothing: the host's own loopback is opened port by port"
         raise EINVAL("cap.loopback", reason, hint=f"agentctl run --net {host}:{port}")
     return capability
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -78,7 +78,8 @@ class Egress:
         rule = decide_routed if host in self._routed else decide
         return rule(self._asking.grants(live=live), host, port)
 
-    def _attempt(self) -> Attempt:
+    def attempt(self) -> Attempt:
+        """A request begins."""
         return Attempt(self._agent, next(self._numbers), self._record)
 
     async def serve(self, listener: socket.socket, door: tuple[Address, int] | None = None) -> None:
@@ -112,13 +113,13 @@ class Egress:
                 if error.errno in (errno.EBADF, errno.EINVAL):  # the listener was closed under us
                     return
                 # Most likely out of descriptors. The agent's connections wait in the backlog meanwhile.
-                self._attempt().end("net.internal", f"accept failed: {error}")
+                self.attempt().end("net.internal", f"accept failed: {error}")
                 await asyncio.sleep(1)
                 continue
             if len(self._visits) >= self.limits.connections:
                 self._turn_away(sock)
             else:
-                caller = Visit(sock, self.limits, self._attempt, self._open, self._open_door, self._doors)
+                caller = Visit(sock, self.limits, self.attempt, self.open, self.open_door, self._doors)
                 visit = asyncio.create_task(caller.run_through(*door) if door else caller.run())
                 self._visits.add(visit)
                 visit.add_done_callback(self._left)
@@ -128,7 +129,7 @@ class Egress:
     def _turn_away(self, sock: socket.socket) -> None:
         with sock:
             reason = f"more than {self.limits.connections} connections at the same time"
-            self._attempt().end("net.limit", reason)
+            self.attempt().end("net.limit", reason)
             body = explain("", Stop("net.limit", reason))
             head = "HTTP/1.1 503 Agent OS: net.limit\r\nX-AgentOS: denied\r\nConnection: close\r\n"
             head += f"Content-Length: {len(body)}\r\n\r\n"
@@ -145,7 +146,7 @@ class Egress:
             context = {"message": f"egress of {self._agent}: record failed", "exception": error}
             visit.get_loop().call_exception_handler(context)
 
-    async def _open(self, attempt: Attempt, wanted: Wanted) -> socket.socket:
+    async def open(self, attempt: Attempt, wanted: Wanted) -> socket.socket:
         """Gate, resolve, check, record, dial. The socket is connected; cancellation leaves none behind."""
         host, port = wanted.host, wanted.port
         decision = self.decide(host, port)
@@ -164,7 +165,7 @@ class Egress:
             flag = decision.allow_flag or (f"--cap '{error.detail['missing']}'" if "missing" in error.detail else None)
             raise attempt.refuse(stopped(error, flag if isinstance(error, EPERM) else None)) from None
 
-    async def _open_door(self, attempt: Attempt, host: str | Address, port: int) -> socket.socket:
+    async def open_door(self, attempt: Attempt, host: str | Address, port: int) -> socket.socket:
         """The same for what a door leads to: that it does is grant enough for the name, and for no private address."""
         grants = self._asking.grants()
         if isinstance(host, str):

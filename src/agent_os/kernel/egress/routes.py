@@ -42,9 +42,9 @@ LARGEST_BODY = 4 << 20  # bytes of a body into which a field has to be put
 
 _TARGET = re.compile(rf"{DOOR}([^/?#]+)(/[^?#]*)?(\?[^#]*)?")
 _NAMED = re.compile(rb"secret://([A-Za-z0-9_.-]+)")
-_OWN = frozenset(("127.0.0.1", "localhost"))
+OWN = frozenset(("127.0.0.1", "localhost"))
 # Nobody's credentials but those of the binding: with a key of its own an agent could leave data with another account.
-_CREDENTIALS = frozenset(
+CREDENTIALS = frozenset(
     b"authorization x-api-key api-key x-goog-api-key x-auth-token x-access-token cookie cookie2".split()
 )
 _BASE_VARIABLES = {
@@ -179,7 +179,7 @@ class Routes:
 
     def _judge(self, attempt: Attempt, request: h11.Request, route: Route, needles: Needles) -> None:
         for name, value in request.headers:
-            if name == b"host" and _host_of(value) not in _OWN:
+            if name == b"host" and host_of(value) not in OWN:
                 reason = f"the Host header {printable(value.decode('latin-1'))} is not this door's"
                 raise Stop("net.malformed", reason, status=400)
         for name in _named(request):
@@ -387,7 +387,7 @@ def default_tls() -> ssl.SSLContext:
     return context
 
 
-def _host_of(header: bytes) -> str:
+def host_of(header: bytes) -> str:
     return header.decode("latin-1").lower().rpartition(":")[0] or header.decode("latin-1").lower()
 
 
@@ -400,14 +400,14 @@ def _named(request: h11.Request) -> list[str]:
 def _is_placeholder(name: bytes, value: bytes) -> bool:
     """The bare word as somebody's key; anywhere else it is a word."""
     words = value.decode("latin-1").split()
-    return name in _CREDENTIALS and bool(words) and words[-1] == PLACEHOLDER
+    return name in CREDENTIALS and bool(words) and words[-1] == PLACEHOLDER
 
 
 def _onward(request: h11.Request, host: str, given: Given) -> list[tuple[bytes, bytes]]:
     """The headers that the server gets. A compressed answer could not be searched, so none is asked for."""
     header = given.binding.place == "header"
     own = {b"accept-encoding", given.binding.key.encode() if header else b"expect"}
-    kept = [pair for pair in end_to_end(request.headers) if pair[0] not in _CREDENTIALS | own]
+    kept = [pair for pair in end_to_end(request.headers) if pair[0] not in CREDENTIALS | own]
     attached = [(given.binding.key.encode(), given.filled)] if header else []
     lengths = framing(request.headers) if header else []
     plain = [(b"accept-encoding", b"identity"), (b"connection", b"close")]

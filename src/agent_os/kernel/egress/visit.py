@@ -23,7 +23,7 @@ import h11
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
 from agent_os.kernel.egress.asking import TLS_PORT, Wanted, plain_path
-from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, explain, explain_as_api
+from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, advice_to_api, explain, explain_as_api
 from agent_os.kernel.egress.hello import TLS_HANDSHAKE, ClientHello
 from agent_os.kernel.egress.socks import SOCKS4, SOCKS5, Handshake
 from agent_os.kernel.egress.waiting import half_close, idle, until_all, until_last
@@ -51,6 +51,10 @@ class Near(Protocol):
 
     async def tell(self, *events: h11.Event) -> None:
         """Answer, in one piece."""
+        ...
+
+    async def gone(self) -> None:
+        """Returns when the agent's client has closed its side. Its next request may come meanwhile, and waits."""
         ...
 
     @property
@@ -225,6 +229,27 @@ class Visit:
         self._ahead = [h11.Data(data=bytes(body)), h11.EndOfMessage()]
         return bytes(body)
 
+    async def gone(self) -> None:
+        """Looks without taking anything: what is there belongs to the next request."""
+        closed = self._loop.create_future()
+
+        def look() -> None:
+            try:
+                there = self._sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return
+            except OSError:
+                there = b""
+            self._loop.remove_reader(self._sock)
+            if not there and not closed.done():
+                closed.set_result(None)
+
+        self._loop.add_reader(self._sock, look)
+        try:
+            await closed
+        finally:
+            self._loop.remove_reader(self._sock)
+
     async def _stop(self, attempt: Attempt, stop: Stop) -> None:
         """Write the last record, then tell the client, if an answer can still be sent."""
         if stop.code in ("net.sni", "net.malformed"):
@@ -248,6 +273,7 @@ class Visit:
             ("Content-Length", str(len(body))),
             ("X-AgentOS", "denied" if verdict == "deny" else "failed"),
             ("Connection", "close"),
+            *(advice_to_api(stop) if json else ()),
         ]
         # Many clients show nothing but this phrase when a CONNECT fails.
         phrase = f"Agent OS: {stop.code}".encode()

@@ -97,6 +97,7 @@ class Scheduler:
             await self._record(by, one, priority=one.priority)
             if one.state == "working":
                 self._workers.share(one.agent, one.priority)
+                self._kernel.models.prioritize(one.agent, one.priority)
         self.stir()
         return found
 

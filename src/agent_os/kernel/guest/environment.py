@@ -46,7 +46,7 @@ def environment(
         "AGENT_OS": "1",
         **{k: v for k, v in host_env.items() if _LOCALE.fullmatch(k) and _PLAIN.fullmatch(v)},
         **_git(),
-        **(_proxy() if proxy else {}),
+        **(proxied() if proxy else {}),
         **(_toolchain(host_env, program.roots) if program else {}),
         **extra,
     }
@@ -67,7 +67,8 @@ def _git() -> dict[str, str]:
     return who | where | told
 
 
-def _proxy() -> dict[str, str]:
+def proxied() -> dict[str, str]:
+    """The way out, as the programs of all languages are told of it."""
     host, _, port = _PROXY.partition(":")
     variables = {name: f"http://{_PROXY}" for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
     variables["NO_PROXY"] = _OWN_LOOPBACK

@@ -154,7 +154,8 @@ class _Run:
         draft.isolation, draft.ttl_ms, draft.deadline_ms, draft.via = caller.isolation, left, left, "pipe"
         self.heard = self._kernel.authority.labels.of(stop.agent)
         place = f"{self._place}#{number}" if self._place else ""
-        answer = await asking(self._kernel, caller, draft, place, lambda: self.sent(number + 1))
+        with self._kernel.models.lends(caller, [stop.agent]):
+            answer = await asking(self._kernel, caller, draft, place, lambda: self.sent(number + 1))
         self.heard = joined([of_words(answer.value.labels), self._kernel.authority.labels.of(stop.agent)])
         try:
             cleared, crossed = self._cleared(number, answer.value)

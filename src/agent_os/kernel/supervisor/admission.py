@@ -26,7 +26,7 @@ from agent_os.manifest.roles import AgentRole
 from agent_os.manifest.settling import runtime
 
 MOST_GENERATIONS = 8  # below an agent that an operator started
-RUNTIMES = ("python", "exec")
+RUNTIMES = ("python", "exec", "model")
 CALLER, MANIFEST, GRANT, ROLE, PLACE, AGENCY, CEILING = range(1, 8)  # steps; from 8 on they are the gate's
 _SPAWN = frozenset({"spawn"})
 

@@ -16,13 +16,14 @@ from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EIO, AgentOSError
 from agent_os.abi.states import Incarnation
+from agent_os.drivers.store import Put
 from agent_os.kernel.authority import capability
 from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.signals import STOPS
 from agent_os.kernel.supervisor import record as moves
 from agent_os.kernel.supervisor.life import Life, is_permanent
-from agent_os.kernel.supervisor.orders_of import as_given, endowed, order
+from agent_os.kernel.supervisor.orders_of import as_given, endowed, is_changed, order
 from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
 from agent_os.kernel.table import Agent, bare
 
@@ -47,7 +48,7 @@ class Beginning:
                 fleet.forget_life(agent_id, life)
                 return
             begun = moves.begun(fleet.kept.records[agent_id])
-            await fleet.note(replace(begun, incarnation=life.incarnation), "begins")
+            await fleet.note(replace(begun, incarnation=life.incarnation), "begins", self._anew(spec))
         except (AgentOSError, OSError) as error:
             log.error("%s cannot begin: %s", agent_id, error)
             fleet.forget_life(agent_id, life)
@@ -60,6 +61,13 @@ class Beginning:
             life.begun.set()
         except Exception as problem:
             self._not_begun(agent_id, life, problem)
+
+    def _anew(self, spec: Spec) -> list[Put]:
+        """A model's manifest is its program: with another one, what it did before is another run's."""
+        kernel = self._fleet.kernel
+        if spec.runtime != "model" or not is_changed(kernel.store, spec):
+            return []
+        return [Put("lives", spec.id, str(kernel.journal.aseq(spec.id) + 2).encode())]
 
     async def carry_on(self, agent_id: str, life: Life) -> None:
         """It has its number; now it gets its process."""
@@ -113,7 +121,7 @@ class Beginning:
         """It was told to stand still in an earlier life: nothing of it runs until somebody lets it go on."""
         kernel, parent = self._fleet.kernel, self._above(spec)
         written = as_given(kernel.store, spec, kernel.env, parent) or order(spec, kernel.env, parent)
-        kind = "native" if spec.runtime == "python" else "guest"
+        kind = "guest" if spec.runtime == "exec" else "native"
         return kernel.recovery.asleep(spec.id, {**written, "parent": parent and parent.id}, kind=kind)
 
     async def _start(self, spec: Spec) -> Agent:

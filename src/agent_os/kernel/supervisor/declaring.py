@@ -114,8 +114,9 @@ class Declaring:
             await self._forget(gone, by)
         changed = [one.id for one in report.agents if one.change == "changed"]
         fewer = {one.id for one in report.agents if one.change == "changed" and _is_fewer_children(one)}
+        begin = {one for one in changed if _has_failed(fleet.kept.records[one])}  # by being stored, with what is new
         await self._store([after[one.id] for one in report.agents if one.change in ("new", "changed")], parents, by)
-        for one in changed:
+        for one in [one for one in changed if one not in begin]:
             fleet.kernel.start(fleet.spawned.narrow(wanted[one]) if one in fewer else fleet.renew(one))
         fleet.folder.let_go(specs)
         return report
@@ -313,7 +314,11 @@ def _first(spec: Spec, parent: str, index: int) -> Record:
 def _again(old: Record, parent: str, index: int) -> Record:
     """A changed manifest is another chance for whoever had failed; who was stopped stays so."""
     placed = replace(old, parent=parent, index=index)
-    return moves.by_hand(placed) if old.wanted and old.state is State.FAILED else placed
+    return moves.by_hand(placed) if _has_failed(old) else placed
+
+
+def _has_failed(record: Record) -> bool:
+    return record.wanted and record.state is State.FAILED
 
 
 def _parents(

@@ -17,6 +17,7 @@ import msgspec
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EACCES, EINVAL, ENOSYS
+from agent_os.abi.models import MODEL_VARIABLE
 from agent_os.abi.text import native, portable
 from agent_os.drivers.store import Put, Store
 from agent_os.kernel.authority.capability import ACTIONS, Capability
@@ -25,7 +26,9 @@ from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.supervisor import admission, watched
 from agent_os.kernel.supervisor.specs import Spec
 from agent_os.kernel.table import Agent, bare
+from agent_os.kernel.tools.schema import LARGEST, Schema
 from agent_os.manifest import granting
+from agent_os.manifest.terms import terms
 
 if TYPE_CHECKING:
     from agent_os.kernel import guest
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = re.compile(r"PATH|HOME|LANG|LANGUAGE|TZ|TERM|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|PYENV_VERSION")
 _WORK = "/work"
+_LOOP = Path(__file__).resolve().parents[2] / "userland/model_agent.py"
 _ENDOWED = "endowed"  # bucket: what an agent was given, and by which manifest
 _MICRO = 1_000_000
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -57,7 +61,7 @@ def order(spec: Spec, env: Mapping[str, str], parent: Agent | None = None) -> di
     manifest = spec.manifest
     mounts = _mounts(spec, env)
     words, caps = _granted(spec, parent, mounts)
-    own = _python(spec) if spec.runtime == "python" else {"argv": list(map(portable, manifest.program.argv))}
+    own = _OWN[spec.runtime](spec)
     place = _place(spec)
     return {
         **own,
@@ -79,17 +83,24 @@ def conditions(manifest: "AgentManifest") -> dict[str, Any]:
 
     return {
         "budget": allowance(manifest),
-        "env": [f"{name}={value}" for name, value in manifest.program.env.items()],
+        "env": [f"{name}={value}" for name, value in _variables(manifest).items()],
         "limit": list(_limits(manifest)),
         "min_isolation": max(orders.minimum_level(manifest.sandbox.min_level), orders.minimum_level()),
     }
+
+
+def _variables(manifest: "AgentManifest") -> dict[str, str]:
+    """Its environment. A python program, and whatever it spawns, finds its model there."""
+    program = manifest.program
+    named = program.model if program.entry else ""
+    return {**({MODEL_VARIABLE: named} if named else {}), **program.env}
 
 
 def require_possible(spec: Spec) -> None:
     """EINVAL or ENOSYS: what the manifest wants that there is not yet. Its key stands in the message."""
     manifest, life = spec.manifest, spec.manifest.lifecycle
     if spec.runtime == "model":
-        raise ENOSYS("runtime", "program.runtime: the runtime model is not here yet", hint='"python" or "exec"')
+        _schema(spec)
     if not spec.runtime and manifest.role.word != "supervisor":
         raise EINVAL("manifest", "program: there is no program, so it cannot be started", hint="argv = […], or entry")
     if life.activation == "on_schedule":
@@ -116,7 +127,38 @@ def require_possible(spec: Spec) -> None:
 
 def _python(spec: Spec) -> dict[str, Any]:
     file, function = _entry(spec)
-    return {"argv": [], "file": portable(file), "function": function, "python": portable(sys.executable)}
+    own: dict[str, Any] = {"argv": [], "file": portable(file), "function": function, "python": portable(sys.executable)}
+    return {**own, "input": dict(inputs)} if (inputs := spec.manifest.program.inputs) else own
+
+
+def _exec(spec: Spec) -> dict[str, Any]:
+    return {"argv": list(map(portable, spec.manifest.program.argv))}
+
+
+def _model(spec: Spec) -> dict[str, Any]:
+    bound = {"terms": terms(spec.manifest, _schema(spec)), "inputs": dict(spec.manifest.program.inputs)}
+    return {**loop(spec.manifest), "argv": [], "python": portable(sys.executable), "input": bound}
+
+
+def loop(manifest: "AgentManifest") -> dict[str, Any]:
+    """What runs a model: a program of ours, which has nothing that an author's has not."""
+    return {"file": portable(str(_LOOP)), "function": "model_agent", "model": manifest.program.model}
+
+
+def _schema(spec: Spec) -> dict[str, Any] | None:
+    """Of its result. EINVAL: its file is not there, or says nothing that a result could be held to."""
+    name = spec.manifest.program.output_schema
+    if not name:
+        return None
+    path = os.path.normpath(os.path.join(spec.base, name))
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # no pipe
+            written = msgspec.json.decode(file.read(LARGEST + 1))
+        Schema(written)
+    except (OSError, msgspec.DecodeError, EINVAL) as problem:
+        reason = f"program.output_schema: {path}: {getattr(problem, 'strerror', None) or problem}"
+        raise EINVAL("manifest", reason, hint="a file with a JSON Schema, beside the manifest") from None
+    return written
 
 
 def _entry(spec: Spec) -> tuple[str, str]:
@@ -124,6 +166,9 @@ def _entry(spec: Spec) -> tuple[str, str]:
     module, _, function = spec.manifest.program.entry.partition(":")
     path = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
     return os.path.normpath(os.path.join(spec.base, path)), function
+
+
+_OWN = {"": _exec, "python": _python, "exec": _exec, "model": _model}
 
 
 def _place(spec: Spec) -> dict[str, Any]:
@@ -244,6 +289,7 @@ def allowance(manifest: "AgentManifest") -> dict[str, int]:
     limits = {
         "calls": own.tool_calls,
         "messages": own.messages,
+        "model_calls": own.model_calls,
         "tokens": own.tokens,
         "cost": None if own.usd is None else round(own.usd * _MICRO),
     }
@@ -272,6 +318,12 @@ def as_given(store: Store, spec: Spec, env: Mapping[str, str], parent: Agent | N
         return None
     now = {**kept["order"], "environment": _seen(env)}
     return {**now, "python": portable(sys.executable)} if "file" in now else now
+
+
+def is_changed(store: Store, spec: Spec) -> bool:
+    """Whether it was started before by another manifest than this one."""
+    data = store.get(_ENDOWED, spec.id)
+    return data is not None and decode_any(data)["spec"] != _digest(spec)
 
 
 def _grant(agent: Agent | None) -> str:

@@ -233,8 +233,11 @@ class _Parser:
                 return _Edge(char == "$")
             case "*" | "+" | "?":
                 raise self._wrong("repeats nothing")
-            case _:
+            case _ if char == "." or self._flags:
                 return self._one("." if char == "." else re.escape(char), len(char))
+            case _:
+                self._at += 1
+                return _One(char.__eq__)
 
     def _group(self) -> _Node:
         self._at += 1

@@ -34,7 +34,7 @@ _OPS = {
     "signal": "SYS_SIGNAL",
     "share": "SYS_SHARE",
 }
-_LEAVING = {"http": "SYS_EXEC", "tool": "SYS_EXEC", "shell": "SYS_EXEC", "llm": "SYS_EXEC"}
+_LEAVING = {"http": "SYS_EXEC", "tool": "SYS_EXEC", "shell": "SYS_EXEC", "llm": "SYS_THINK"}
 Table = Mapping[str, Any]
 
 

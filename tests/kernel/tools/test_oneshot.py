@@ -8,7 +8,7 @@ import pytest
 
 import agents
 import leftovers
-from agent_os.kernel.tools import ToolResult, run_tool
+from agent_os.kernel.tools.oneshot import ToolResult, run_tool
 from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from agent_os.sandbox.spec import Limits

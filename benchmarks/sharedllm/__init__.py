@@ -1,0 +1,1 @@
+"""Many programs, one rate-limited key: who is served when, and what it costs everybody."""
