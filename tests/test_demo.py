@@ -41,3 +41,8 @@ def test_every_agent_shows_what_it_must(tmp_path: Path) -> None:
     results = ran.stdout.rpartition("\n\n")[2].splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [line.split()[1] for line in results] == ["shown"] * 12
+    agentctl = [sys.executable, "-m", "agent_os.cli.main"]
+    subprocess.run([*agentctl, "up", "--detach"], env=env, check=True, timeout=60)
+    left = subprocess.run([*agentctl, "ps", "--all"], env=env, check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run([*agentctl, "down"], env=env, check=True, timeout=60)
+    assert "no agent" in left.stderr, f"left behind:\n{left.stdout}"

@@ -309,12 +309,13 @@ def goes_on() -> None:
 
 def put_away() -> None:
     """Nothing of the fleet is left: here, or of a demo that was interrupted. Then everything is as at its beginning."""
-    names = [row["name"] for row in declared().values() if row["file"].startswith(f"{STAGE}/")]
+    ours = [file.name.partition(".")[0] for file in STAGE.rglob("*.agent.toml")]  # each is called as its agent
+    names = [name for name in declared() if name in ours]
     if names:
         agentctl("release", "burglar", "--reason", "the demo is over", quiet=True)
         gone = agentctl("delete", *names, "--yes", quiet=True)
         require(gone.returncode == 0 and not set(names) & set(declared()), f"something is left: {gone.stderr.strip()}")
-    for name in (*PROJECTS, *GROUP, "flaky", "nightly", "report", "code", "research", "trader", "market"):
+    for name in ours:
         agentctl("discard", name, "--yes", quiet=True)
 
 

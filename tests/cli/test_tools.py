@@ -32,7 +32,7 @@ def test_tools_are_listed_shown_and_called(tmp_path: Path) -> None:
         assert would["would"] == "python.execute"
         wrong = desk.ask("tool", "call", "file.read", "path=7", "--json")
         assert (wrong.code, wrong.error["code"]) == (2, "ETYPE")
-        assert wrong.error["reason"].endswith("at /path: expected string, got integer 7")
+        assert wrong.error["reason"].endswith("at /path expected string, got integer 7")
         assert "PARAM=VALUE" in desk.ask("tool", "call", "file.read", "path").err
     finally:
         desk.down()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,6 +316,18 @@ def test_a_lost_browser_is_replaced_and_nothing_is_left_at_the_end(tmp_path: Pat
                 found += [(child, told(Path(f"/proc/{child}/cmdline"))), *children(child)]
         return found
 
+    async def killed(pid: int, kind: str) -> None:
+        """All of that kind; a page's process is called so only a moment after it began."""
+        doomed: list[int] = []
+        async with asyncio.timeout(SECONDS):
+            while not doomed:
+                await asyncio.sleep(0.05)
+                named = [(child, words) for child, words in children(pid) if kind in words]
+                doomed = [one for one, words in named if ("--type=" in words) == (kind == "--type=renderer")]
+        for one in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+
     async def lost(driver: Driver) -> None:
         """The call that meets the death fails, if there is one; the first that works says what happened."""
         async with asyncio.timeout(SECONDS):
@@ -337,9 +349,7 @@ def test_a_lost_browser_is_replaced_and_nothing_is_left_at_the_end(tmp_path: Pat
             await link.ask(Op.OPEN, OpenBrowser(profile=str(tmp_path / "profile")), Page, seconds=SECONDS)
             await driver.go(own.url())
             for kind in ("--type=renderer", "--remote-debugging-pipe"):
-                for pid, words in children(process.pid):
-                    if kind in words and ("--type=" in words) == (kind == "--type=renderer"):
-                        os.kill(pid, signal.SIGKILL)
+                await killed(process.pid, kind)
                 await lost(driver)
                 assert (await driver.go(own.url())).title == "Blank"
             left = children(process.pid)

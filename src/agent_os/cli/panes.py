@@ -95,11 +95,12 @@ class Page(Screen[None]):
     def __init__(self, title: str, text: Lines, every: float) -> None:
         super().__init__()
         self._title, self._text, self._every = title, text, every
+        self._shown = Static("looking …", id="text")
 
     def compose(self) -> ComposeResult:
         yield Static(Text(self._title), id="title")
         with VerticalScroll():
-            yield Static("looking …", id="text")
+            yield self._shown
         yield Keys([("esc", "back", "app.pop_screen")])
 
     def on_mount(self) -> None:
@@ -112,7 +113,7 @@ class Page(Screen[None]):
                 told = "\n".join(await self._text())
             except AgentOSError as error:
                 told = error.reason
-            self.query_one("#text", Static).update(Text(plain(told, keep_newlines=True)))
+            self._shown.update(Text(plain(told, keep_newlines=True)))  # not asked for: somebody may just be leaving
             await asyncio.sleep(self._every)
 
 

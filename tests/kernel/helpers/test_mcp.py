@@ -22,7 +22,7 @@ pytest.importorskip("mcp", reason="the extra mcp is not installed")
 from agent_os import builtin_tools
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, EPERM, EPIPE, ETIMEDOUT, AgentOSError
+from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, EIO, EPERM, ETIMEDOUT, AgentOSError
 from agent_os.client.wire import Client
 from agent_os.kernel.authority import bindings
 from agent_os.kernel.authority.capability import parse
@@ -211,9 +211,9 @@ def test_a_hostile_server_costs_its_call_and_nothing_else(tmp_path: Path) -> Non
         seen = json.loads(await called(client, "mcp.odd.look", paths=[str(tmp_path / "home"), str(hostile.folder)]))
         assert (seen[str(tmp_path / "home")], seen[str(hostile.folder)]) == (False, True)
         assert seen["pids"] <= 2, "its helper is in another sandbox"
-        assert isinstance(await failing("die"), EPIPE)
+        assert isinstance(await failing("die"), EIO)
         assert isinstance(await failing("sleep"), ETIMEDOUT)
-        assert isinstance(await failing("endless"), EPIPE | ETIMEDOUT)
+        assert isinstance(await failing("endless"), EIO | ETIMEDOUT)
         assert (await failing("garbled")).code == "mcp.garbled"
         assert (await failing("error")).reason.startswith("no[31m way")
         assert await called(client, "mcp.odd.noise") == "still here"
