@@ -155,7 +155,7 @@ def test_a_frame_that_we_ourselves_do_not_read_on_is_not_late(monkeypatch: pytes
     async def test(kernel: Kernel) -> None:
         _, peer = await greeted(kernel)
         last = frames.encode(Call(99, 28))
-        peer.say(*(Call(number, 27, frames.body(Sleep(ms=600))) for number in range(connection.OPEN_CALLS)), last[:-1])
+        peer.say(*(Call(number, 27, frames.body(Sleep(ms=3000))) for number in range(connection.OPEN_CALLS)), last[:-1])
         await asyncio.sleep(0.4)
         peer.say(last[-1:])
         heard = [await peer.hear() for _ in range(connection.OPEN_CALLS + 1)]
