@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import agents, others
 from benchmarks.measure import Report, Series, Work, in_turn, timed
 
-from agent_os.kernel.tools import run_tool
+from agent_os.kernel.tools.oneshot import run_tool
 from agent_os.sandbox.spawner import Launcher
 from agent_os.sandbox.spec import SpawnSpec
 
