@@ -5,6 +5,7 @@ through and are not kept.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
@@ -22,7 +23,7 @@ _LIST_S = 5.0
 _NAMED = 20  # models in an error
 
 
-class Remote:
+class Remote(ABC):
     """Base of the providers. Theirs are `name`, `listing`, `paths`, `info`, `dialect` and `credentials`."""
 
     name = ""
@@ -39,14 +40,14 @@ class Remote:
         self._blobs = blobs
         self._now = now
 
-    def info(self, model: str) -> ModelInfo:
-        raise NotImplementedError
+    @abstractmethod
+    def info(self, model: str) -> ModelInfo: ...
 
-    def dialect(self, request: ModelRequest) -> Dialect:
-        raise NotImplementedError
+    @abstractmethod
+    def dialect(self, request: ModelRequest) -> Dialect: ...
 
-    def credentials(self, key: str | None) -> dict[str, str]:
-        raise NotImplementedError
+    @abstractmethod
+    def credentials(self, key: str | None) -> dict[str, str]: ...
 
     async def stream(
         self, req: ModelRequest, key: str | None, cancel: Cancel | None = None
