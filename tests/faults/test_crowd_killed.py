@@ -30,6 +30,7 @@ from leftovers import adopt_orphans, becomes_true, cgroups, processes
 
 pytestmark = pytest.mark.integration
 AGENTS, SECONDS, KERNELS = (200, 60.0, 2) if SOAK else (30, 10.0, 2)
+FEWEST = 20  # strikes
 STRIKERS = 4  # at a time: some wait for an agent to stop
 PATIENCE = 120.0  # seconds; a limit, never a measure
 MOST = 4  # restarts in a row
@@ -119,7 +120,8 @@ class Struck:
 
     async def _strike_for(self, client: Client, seconds: float) -> None:
         end, tasks = time.monotonic() + seconds, list[asyncio.Task[None]]()
-        while time.monotonic() < end:
+        enough = self.strikes + FEWEST // KERNELS  # a busy host needs longer for them
+        while time.monotonic() < end or self.strikes < enough:
             name = self.rng.choice(self.names)
             match self.rng.random():
                 case chance if chance < 0.94:
@@ -154,7 +156,7 @@ class Struck:
         """Their rows, once everybody is what is wanted of it."""
         deadline = time.monotonic() + PATIENCE
         while (rows := (await client.call(Declared()))["agents"]) and (wrong := [one for one in rows if not _is(one)]):
-            assert time.monotonic() < deadline, wrong
+            assert time.monotonic() < deadline, "\n".join(str(one) for one in wrong)
             await asyncio.sleep(0.1)
         return rows
 
@@ -173,8 +175,10 @@ async def _restarted(client: Client, name: str) -> None:
 
 
 def _is(row: dict[str, Any]) -> bool:
-    """As wanted: it lives and is ready, or it has ended for good and nothing of it lives."""
-    if row["wanted"] and row["state"] not in OVER:
+    """As wanted: it lives and is ready, or it has ended for good and nothing of it lives. One in a crash loop is ready
+    as well, as often as it is begun again."""
+    loops = row["id"] == "default/crasher"
+    if row["wanted"] and not loops and row["state"] not in OVER:
         return row["state"] == "active" and row["ready"]
     return row["state"] in OVER and row["pid"] is None
 
@@ -218,7 +222,7 @@ def test_a_crowd_under_kills_of_agents_and_kernels_is_as_declared_and_within_pol
     lives = [entry for entry, _ in entries if entry.kind == Kind.SPAWN]
     spent = spendings(Ledger(daemon.home / "ledger"))
     print(f"{struck.strikes} strikes, {len(lives)} lives of {len(rows) - 1} agents, {spent.total()} spent")
-    assert struck.strikes >= 20, "nothing was struck, so nothing was shown"
+    assert struck.strikes >= FEWEST, "nothing was struck, so nothing was shown"
     assert together(entry for entry, _ in entries) == []
     assert max(Counter((entry.agent, entry.inc) for entry in lives).values()) == 1, "a number was given to two lives"
     assert out_of_policy(entries) == []

@@ -4,12 +4,14 @@ In: a package by its exact version. Out: the directory with its command, or the 
 only below the cache: `AGENT_OS_TEST_AGENTS`, else `.cache/agents` of the checkout.
 """
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,8 +46,9 @@ class NotToBeHad(Exception):
 def obtain(package: Package) -> Path | NotToBeHad:
     """The directory with the package's command. Asked once per run: what failed would take its time to fail again."""
     try:
-        if not _is_installed(package):
-            _install(package)
+        with _alone(package):
+            if not _is_installed(package):
+                _install(package)
         return package.commands
     except NotToBeHad as reason:
         return reason
@@ -57,6 +60,19 @@ def obtain(package: Package) -> Path | NotToBeHad:
         return NotToBeHad(f"{package.words} could not be installed: {why}")
     except OSError as error:
         return NotToBeHad(f"{package.words} is not installed, or not for this user: {error.filename}: {error.strerror}")
+
+
+@contextmanager
+def _alone(package: Package) -> Iterator[None]:
+    """Tests in several processes ask for the same package; one installs it, the others wait. A cache that cannot be
+    written is complete or of no use."""
+    if _is_installed(package):
+        yield
+        return
+    package.place.parent.mkdir(parents=True, exist_ok=True)
+    with package.place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _is_installed(package: Package) -> bool:

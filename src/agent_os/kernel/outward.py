@@ -27,7 +27,7 @@ from agent_os.kernel.egress.asking import Wanted, covering, shown_headers
 from agent_os.kernel.egress.naming import grants_of
 from agent_os.kernel.egress.routes import Use
 from agent_os.kernel.journal import Draft
-from agent_os.kernel.passing import Passing
+from agent_os.kernel.passing import Passing, is_violation
 from agent_os.kernel.table import Agent
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ class Permission:
             gate.once_more(self._passing)
         try:
             await self._answered
-        except AgentOSError:
+        except AgentOSError as error:
+            if is_violation(error):
+                await agent.gone.wait()  # it was the last thing that it did: nobody is told what to do better
             await asyncio.sleep(agent.allowance.spend(2 * ENTRY))  # it was written, and nobody may fill the disk
             raise
         except asyncio.CancelledError:
