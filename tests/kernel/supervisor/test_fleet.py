@@ -214,6 +214,29 @@ def test_stop_start_and_restart_of_nobody_say_so(tmp_path: Path) -> None:
     in_world(tmp_path, test)
 
 
+@pytest.mark.parametrize("word", ["restart", "stop"])
+def test_what_an_operator_asked_for_is_done_also_if_nobody_waits_for_it(tmp_path: Path, word: str) -> None:
+    async def test(world: World) -> None:
+        world.manifest("a", health(restart_policy="always"))
+        await world.apply()
+        await world.ready("a")
+        fleet = world.kernel.fleet
+        life = fleet.lives["default/a"]
+        asked = asyncio.create_task(getattr(fleet, word)("a", "somebody"))
+        while life.fate is None:  # the very moment in which it has been decided, and not yet been done
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        if word == "stop":
+            await until(lambda: world.record("a").state == "stopped")
+        else:
+            await until(lambda: world.record("a").incarnation == 2)
+            await world.ready("a")
+
+    in_world(tmp_path, test)
+
+
 def test_a_restart_by_hand_is_a_new_life_of_the_same_agent_and_clears_its_counters(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.manifest("a", health())

@@ -58,12 +58,15 @@ class Commands:
         record = self._fleet.require(agent_id)
         if record.state in OVER:
             return record
+        await self._fleet.carried_on(self._stop(record, by, grace, force, reason))
+        return self._as_it_is(record)
+
+    async def _stop(self, record: Record, by: str, grace: float | None, force: bool, reason: str) -> None:
         why = reason or f"stopped by {by}"
         for one in self._fleet.graph.bound_to(record.id):
             await self._fleet.stopping.aside(one, f"{bare(record.id)}, to which it is bound, stops", comes_back=False)
         await self._fleet.note(moves.to_stop(self._fleet.kept.records[record.id]), "stop", by=by, reason=reason)
         await self._fleet.stopping.end(record.id, why, grace=grace, force=force)
-        return self._as_it_is(record)
 
     def _as_it_is(self, record: Record) -> Record:
         """Now; of one that was spawned, and is over, as its end left it."""
@@ -73,10 +76,13 @@ class Commands:
         """A new life of the same agent. Clears its counters. Returns when it is ready."""
         record = self._fleet.require(agent_id)
         self._require_startable(record)
+        await self._fleet.carried_on(self._restart(record, by, grace, reason))
+        return await self._until_ready(record.id)
+
+    async def _restart(self, record: Record, by: str, grace: float | None, reason: str) -> None:
         await self._fleet.note(moves.by_hand(record), "restart", by=by, reason=reason)
         await self._fleet.stopping.end(record.id, reason or f"restarted by {by}", grace=grace)
         self._fleet.stir()
-        return await self._until_ready(record.id)
 
     async def reach(self, agent_id: str, state: str) -> Record:
         """Wait until it is ready, running, or over. EBUSY: it is over, and will not be what is waited for."""

@@ -9,7 +9,7 @@ of its business.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -332,6 +332,10 @@ class Fleet:
         """Whoever waits looks again."""
         self._news.set()
         self._news = asyncio.Event()
+
+    async def carried_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever waits for it may go away: it is done all the same."""
+        await asyncio.shield(self.kernel.start(work))
 
     async def until(self, true: Callable[[], bool]) -> None:
         while not true():

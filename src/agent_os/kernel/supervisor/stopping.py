@@ -46,6 +46,9 @@ class Stopping:
 
     async def end(self, agent_id: str, why: str, *, grace: float | None = None, force: bool = False) -> None:
         """Its children, then itself: asked, and after its grace made to. Returns when it is gone."""
+        await self._fleet.carried_on(self._end(agent_id, why, grace, force))
+
+    async def _end(self, agent_id: str, why: str, grace: float | None, force: bool) -> None:
         if self._fleet.is_supervisor(agent_id):
             await self.children_aside(agent_id, f"its supervisor {bare(agent_id)} stops", force=force)
         life = self._fleet.lives.get(agent_id)
