@@ -1,7 +1,8 @@
 """What a run may leave behind and must not: processes, cgroups, mounts, files. Counted, never assumed.
 
-Only what belongs to the test at hand is counted: processes are found as descendants (this process adopts orphans, so
-nobody can slip away by outliving its parent), cgroups by the pid in their name, mounts and files by their place.
+Only what belongs to the test at hand is counted: processes are found as descendants that were not there when the test
+began (this process adopts orphans, so nobody can slip away by outliving its parent), cgroups by the pid in their name,
+mounts and files by their place.
 """
 
 import ctypes
@@ -15,8 +16,14 @@ _JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserv
 _LASTING = {*_JOURNAL, "lock", "logs", "work", "run", "tmp", "secrets"}
 
 
+_before: set[tuple[int, str]] = set()  # descendants of an earlier test, which failed: pid and start
+
+
 def adopt_orphans() -> None:
-    """From now on a process whose parents died is a child of this one, and stays countable."""
+    """From now on a process whose parents died is a child of this one, and stays countable. What is here already is
+    another test's."""
+    _before.clear()
+    _before.update(_found())
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
@@ -24,6 +31,12 @@ def adopt_orphans() -> None:
 def processes() -> dict[int, str]:
     """Every living descendant of this process, in whichever pid namespace: pid and command line. A launcher may have
     made a child ahead, its spare: that one is a part of the launcher, and counted only if it outlives it."""
+    return {pid: _command_line(pid) for pid, _ in sorted(_found() - _before)}
+
+
+def _found() -> set[tuple[int, str]]:
+    """Pids, and when they began."""
+    starts: dict[int, str] = {}
     parents: dict[int, int] = {}
     spares: set[int] = set()
     for entry in Path("/proc").iterdir():
@@ -35,10 +48,11 @@ def processes() -> dict[int, str]:
                 continue
             if state not in "ZX":
                 parents[int(entry.name)] = int(parent)
+                starts[int(entry.name)] = facts.split()[19]
                 if name.endswith("(agent-os-spare") and int(parent) != os.getpid():
                     spares.add(int(entry.name))
-    ours = {pid for pid in parents if pid not in spares and _descends(pid, os.getpid(), parents)}
-    return {pid: _command_line(pid) for pid in sorted(ours)}
+    ours = (pid for pid in parents if pid not in spares and _descends(pid, os.getpid(), parents))
+    return {(pid, starts[pid]) for pid in ours}
 
 
 def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
