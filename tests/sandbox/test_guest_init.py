@@ -94,9 +94,11 @@ def test_the_end_of_the_agent_is_told_though_something_runs_beside_it() -> None:
             process,
             _,
         ):
-            assert await ask(process, run=1, argv=["sh", "-c", "sleep 600 & touch /tmp/go"]) == {"ended": 1, "code": 0}
-            assert (await process.wait()).code == 5
+            assert await ask(process, run=1, argv=["sh", "-c", "sleep 600 &"]) == {"ended": 1, "code": 0}
             assert process.probes
+            last = {"run": 2, "argv": ["sh", "-c", "touch /tmp/go; sleep 600"]}
+            await asyncio.get_running_loop().sock_sendall(process.probes, json.dumps(last).encode())
+            assert (await process.wait()).code == 5
             assert process.probes.recv(10) == b""
 
     agents.drive(body)
