@@ -56,6 +56,7 @@ def home(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
 @asynccontextmanager
 async def shown(size: tuple[int, int] = (100, 30), **options: str) -> AsyncGenerator[tuple[Board, Pilot[None]]]:
     board = Board(every=0.2, **options)
+    Board.NOTIFICATION_TIMEOUT = SECONDS  # what it told can be read, however busy the machine
     async with board.run_test(size=size) as pilot:
         await seen(pilot, lambda: "kernel" in text(board))
         yield board, pilot
@@ -163,7 +164,7 @@ def test_pause_resume_and_kill_ask_first_and_only_y_is_yes(home: Desk) -> None:
             await pilot.press("K", "y")
             await seen(pilot, lambda: "tally" not in names(board))
             assert state("tally") == "stopped"
-            assert any("killed  tally" in note.message for note in board._notifications)
+            await seen(pilot, lambda: any("killed  tally" in note.message for note in board._notifications))
 
     try:
         asyncio.run(run())
