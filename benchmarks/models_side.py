@@ -171,9 +171,7 @@ async def main(home: Path, port: int) -> None:
         space.create_agent_context("starter")
         calm_collector()
         print("ready", flush=True)
-        asked: asyncio.Queue[str] = asyncio.Queue()
-        asyncio.get_running_loop().add_reader(0, lambda: asked.put_nowait(sys.stdin.readline()))
-        while line := await asked.get():
+        while line := await asyncio.to_thread(sys.stdin.readline):  # it may be long, and come in pieces
             order = json.loads(line)
             try:
                 facts = await getattr(side, order["do"])(order)
