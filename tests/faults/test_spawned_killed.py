@@ -67,6 +67,8 @@ async def at_the_end(daemon: Daemon) -> dict[str, tuple[str, str]]:
     """Who is there with its state and its parent, once the loop is given up; then the kernel goes down."""
     async with daemon.client() as client, asyncio.timeout(120):
         await client.call(Reach(agent="boss", state="ready"))
+        while "default/kid" not in {row["id"] for row in (await client.call(Declared()))["agents"]}:
+            await asyncio.sleep(0.05)  # its first call makes it ready, and that may be the spawn
         await client.call(Reach(agent="kid", state="ready"))
         log = daemon.home / "logs/boss.log"
         while "loop failed" not in log.read_text():
