@@ -86,6 +86,8 @@ def test_a_connection_that_a_rule_forbids_is_the_last_thing_an_agent_does(
     assert (run.returncode, out) == (137, b""), err
     assert b"no-host" in err
     assert b"quarantined" in err
+    assert f"refused  connect 127.0.0.1:{port}".encode() in err
+    assert [(entry["verdict"], entry["code"]) for entry in machine.records("connect")] == [("deny", "policy.forbid")]
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
         listener.accept()

@@ -8,6 +8,7 @@ resolves.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -168,7 +169,9 @@ class Permission:
             await self._answered
         except AgentOSError as error:
             if is_violation(error):
-                await agent.gone.wait()  # it was the last thing that it did: nobody is told what to do better
+                with suppress(asyncio.CancelledError):  # its network is closed: the record says refused all the same
+                    await agent.gone.wait()  # it was the last thing that it did: nobody is told what to do better
+                raise
             await asyncio.sleep(agent.allowance.spend(2 * ENTRY))  # it was written, and nobody may fill the disk
             raise
         except asyncio.CancelledError:
