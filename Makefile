@@ -1,6 +1,6 @@
 # Needs python3.11 or later, pip, make and git. Everything else comes from the package index, by hash.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast bench soak chromium lock clean
+.PHONY: help setup run demo test test-fast bench soak chromium ui screenshots lock clean
 
 # All state of `run` and `demo` stays in the checkout; the user's own is never touched.
 RUN_HERE := AGENT_OS_HOME="$(CURDIR)/.agent-os" .venv/bin/python
@@ -9,7 +9,7 @@ COMPILE = $(or $(wildcard .venv/bin/uv),.cache/uv/bin/uv) pip compile --quiet --
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.ok  ## make .venv from the locks (PYTHON=... chooses the interpreter)
 
@@ -36,6 +36,12 @@ soak: .venv/.ok  ## the long forms of the tests
 
 chromium:  ## get the browser of the tools browser.* (a system package; needs root)
 	@scripts/chromium
+
+ui:  ## rebuild the dashboard into the package (needs npm)
+	@scripts/ui
+
+screenshots: .venv/.ok  ## take the pictures of docs/images from the running demo (needs chromium)
+	@.venv/bin/python scripts/screenshots
 
 lock: .venv/.ok  ## renew requirements.lock and the pinned uv
 	@$(COMPILE) --group dev --all-extras --output-file requirements.lock pyproject.toml

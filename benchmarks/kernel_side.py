@@ -53,7 +53,7 @@ async def serve(order: dict[str, Any]) -> None:
     elif order["mode"] == "kernel":
         home = Path(order["home"])
         store = SqliteStore(home / "journal.db", reserve=0)
-        kernel = await boot(store=store, home=home, agents=False)
+        kernel = await boot(store=store, home=home, agents=bool(order.get("doors")))
         for number, sock in enumerate(socks):
             await adopt(kernel, f"a{number}", sock, order.get("work"))
         if order.get("socket"):
@@ -68,6 +68,8 @@ async def serve(order: dict[str, Any]) -> None:
     if door:
         door.close()
     if kernel and store:
+        if order.get("doors"):
+            await kernel.guests.close()
         await kernel.close()
         store.close()
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserve", "keys", "anchor")
-_LASTING = {*_JOURNAL, "lock", "logs", "work", "run", "tmp", "secrets"}
+_JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserve", "keys", "anchor", "operator.token")
+_LASTING = {*_JOURNAL, "lock", "level.json", "logs", "work", "run", "tmp", "secrets"}
 
 
 _before: set[tuple[int, str]] = set()  # descendants of an earlier test, which failed: pid and start

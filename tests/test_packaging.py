@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = ["requirements.lock", "scripts/uv.lock.txt"]
 SEED_EXTRAS = {"primitives", "control-plane", "atr", "emk", "scak", "mute-agent", "cmvk", "caas", "iatp", "amb", "all"}
-EXTRAS = SEED_EXTRAS | {"mcp", "browser", "tui"}
+EXTRAS = SEED_EXTRAS | {"mcp", "browser", "otel", "tui"}
 HEAVY = "pydantic fastapi starlette rich textual mcp openai anthropic asyncpg nats opentelemetry".split()
 
 

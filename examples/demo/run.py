@@ -354,6 +354,8 @@ def follow() -> None:
     """Show the clock of the fleet until Ctrl-C."""
     print("\nAgent OS is running with the fleet of the demo. Look at it from another terminal:")
     print(f"  AGENT_OS_HOME={os.environ.get('AGENT_OS_HOME', '')} {HERE.parent.parent}/.venv/bin/agentctl top")
+    told = agentctl("up", "--detach", quiet=True).stdout  # it runs: this gives an address that lets one person in
+    print("\n".join(line for line in told.splitlines() if "dashboard" in line))
     print("Ctrl-C stops it.", flush=True)
     command = [*AGENTCTL, "logs", "-f", "clock"]
     logs = subprocess.Popen(command, cwd=STAGE, stdin=subprocess.DEVNULL, start_new_session=True)

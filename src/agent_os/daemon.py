@@ -22,13 +22,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from agent_os import builtin_tools, model_drivers
+from agent_os import builtin_tools, checkup, first_token, model_drivers
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
 from agent_os.client import place
 from agent_os.client.start import ELSEWHERE, LOG, prepared
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel import control, plan
+from agent_os.front_door import Doctor, FrontDoor
+from agent_os.kernel import control, levels, plan
 from agent_os.kernel import doctor as kernel_doctor
 from agent_os.kernel.boot import boot
 from agent_os.kernel.journal import Journal
@@ -119,15 +121,19 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     began = time.monotonic()
     _set_limits()
     loop = asyncio.get_running_loop()
+    first_token.found(home)  # one that others could have read: nothing is started
     store = _store(home)
     kernel = await boot(
         store=store, home=home, auto=auto, env=dict(os.environ), manifests=place.agents(), install=_install
     )
+    await first_token.ensure(kernel, home)
     calm_collector()
     kernel.guests.on_end = kernel.client_left = lambda: _consider(kernel)
     loop.call_later(_TO_COME, lambda: _consider(kernel))  # whoever started us may have died since
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: kernel.start(kernel.stop()))
+    kernel.front = front = FrontDoor(home, where, os.environ)
+    kernel.examine = Doctor(home, where).examine
     listener = control.listen(where)
     server = await loop.create_unix_server(kernel.control_protocol, sock=listener)
     say.once(ready=os.getpid())
@@ -135,6 +141,7 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     await kernel.ended.wait()
     _unlink(where)
     server.close()
+    await front.stop()
     await kernel.guests.close()
     await kernel.close()
     store.close()
@@ -224,15 +231,43 @@ def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-async def examine() -> tuple[str, list[probe.Check]]:
-    """Everything the doctor looks at, and the isolation level this host reaches."""
-    here = plan.Host(prepared(place.home()), Path.home(), dict(os.environ))
+async def isolation() -> probe.Check:
+    """What one agent gets on this host, and from now on is known to get."""
+    found = await probe.isolation()
+    levels.remember(prepared(place.home()), found.cause.partition(" ")[0])
+    return found
+
+
+class Examined(NamedTuple):
+    level: str  # of isolation, that this host reaches
+    checks: list[probe.Check]
+    mends: list[checkup.Mend]  # what some of the fixes are, word by word
+
+
+async def examine() -> Examined:
+    """Everything the doctor looks at. A home that cannot be trusted is told, and nothing is tried in it."""
+    home, where = place.home(), place.control_socket()
+    found = checkup.modes(home, where)
+    with suppress(AgentOSError):  # `modes` says what is wrong
+        home = prepared(home)
+    here = plan.Host(home, Path.home(), dict(os.environ))
     level, checks = await probe.examine()
     if level != "S0":
         journal = Journal.open(SqliteStore(None))  # what is tried here belongs on nobody's record
         checks += [await kernel_doctor.workspace(here, journal), await kernel_doctor.proxy()]
         await journal.close()
-    return level, checks + kernel_doctor.installation(here, level)
+    checks += [one.check for one in found]
+    if all(one.check.status == "ok" for one in found if one.check.name == "state"):
+        checks += [*kernel_doctor.home(here, level), *checkup.record(home)]
+    checks += [*kernel_doctor.installation(), checkup.packages(), *await checkup.running(where)]
+    return Examined(level, checks, [mend for one in found for mend in one.mends])
+
+
+def mended(mends: Sequence[checkup.Mend]) -> list[probe.Check]:
+    """What was printed is done; then those checks again."""
+    for one in mends:
+        checkup.mend(one)
+    return [one.check for one in checkup.modes(place.home(), place.control_socket())]
 
 
 if __name__ == "__main__":

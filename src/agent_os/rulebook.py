@@ -78,6 +78,12 @@ def roll_back(home: Path) -> Policy:
     return policy
 
 
+def would_be(home: Path, data: bytes | None) -> Policy:
+    """What would be in force with other rules in the place of the operator's, or (None) with those before the newest.
+    Changes nothing. EINVAL: they do not load."""
+    return _in_force(home, placing.before(home / OPERATOR) if data is None else data)
+
+
 def _in_force(home: Path, data: bytes) -> Policy:
     return Policy(operators(data, home / OPERATOR), load(common(None)))
 

@@ -9,7 +9,21 @@ import msgspec
 import pytest
 
 from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body, Syscall
-from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe, syscalls
+from agent_os.kernel import (
+    asking,
+    auditing,
+    front,
+    granting,
+    health,
+    metrics,
+    operator,
+    outside,
+    remembering,
+    rules,
+    safe,
+    syscalls,
+    tokens,
+)
 from agent_os.kernel.bus import office
 from agent_os.kernel.goals import desk
 from agent_os.kernel.models import desk as models
@@ -33,6 +47,11 @@ OPERATORS = (
     models,
     tools,
     servers,
+    metrics,
+    tokens,
+    front,
+    outside,
+    remembering,
 )
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,6 +116,11 @@ def reference() -> ModuleType:
 def test_the_reference_page_is_current() -> None:
     page = (ROOT / "docs" / "syscalls.md").read_text(encoding="utf-8")
     assert page == reference().page(), "run scripts/reference"
+
+
+def test_the_page_of_routes_is_current() -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    assert page == reference().http_page(), "run scripts/reference"
 
 
 def test_the_reference_page_tells_every_call_and_every_field() -> None:

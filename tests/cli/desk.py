@@ -69,7 +69,7 @@ class Desk:
         return said
 
     def up(self) -> None:
-        self.good("up", "--detach")
+        self.good("up", "--detach", "--no-ui")
 
     def down(self) -> None:
         self.good("down")

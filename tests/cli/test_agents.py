@@ -258,7 +258,7 @@ def test_a_survivor_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """Cannot be had by honest means: Linux would have to break its word."""
     from agent_os.cli import main as cli
 
-    async def tell(*_: object) -> list[tuple[str, dict[str, Any]]]:
+    async def tell(*_: object, **__: object) -> list[tuple[str, dict[str, Any]]]:
         return [("x", {"processes": 3, "survivors": 1, "seconds": 0.1})]
 
     monkeypatch.setattr(agents, "tell", tell)

@@ -5,11 +5,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL
-from agent_os.cli.budget import parse_limit, shown
+from agent_os.cli.budget import parse_limit, shown, since_ns
 from agent_os.kernel.journal import Draft
 from cli.test_approvals import Ctl, with_questions
 
@@ -141,3 +142,15 @@ def test_cost_is_a_table_an_object_or_a_sheet(tmp_path: Path) -> None:
         assert (await ctl("cost", "--since", "yesterday")).code == 2
 
     with_questions(tmp_path, test)
+
+
+@pytest.mark.parametrize("text", ["lately", "0001-01-01", "99999999999d", "10000-01-01", "5", "-3d"])
+def test_a_time_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.UsageError, match="so long ago"):
+        since_ns(text)
+
+
+def test_a_time_that_the_clock_cannot_count_is_its_first_or_last() -> None:
+    assert since_ns("1960-01-01") == 0
+    assert since_ns("2999-01-01") == 2**63 - 1
+    assert since_ns("2026-01-31T00:00+00:00") == 1_769_817_600 * 10**9

@@ -54,9 +54,12 @@ def test_messages_from_the_command_line(tmp_path: Path) -> None:
         assert "sent again as" in desk.good("bus", "redeliver", letter["id"]).out
         until(lambda: desk.good("bus", "dead", "--json").json["letters"] not in ([], [letter]))
         again = desk.good("bus", "dead", "--json").json["letters"][0]["id"]
-        desk.good("bus", "drop", again)
-        assert desk.good("bus", "dead").out.strip() == "no dead letter"
-        assert desk.ask("bus", "drop", again).code != 0
+        unasked = desk.ask("bus", "drop", again)
+        assert (unasked.code, f"agentctl bus drop {again} --yes" in unasked.err) == (2, True)
+        assert desk.good("bus", "dead", "-o", "name").out == f"{again}\n"
+        desk.good("bus", "drop", again, "--yes")
+        assert desk.good("bus", "dead").err.strip() == "no dead letter"
+        assert desk.ask("bus", "drop", again).code == 3
         with desk.follow("bus", "sub", "news.*", "-n", "2") as follower:
             until(lambda: "listener" in desk.good("bus", "topics").out)
             for word in ("one", "two"):

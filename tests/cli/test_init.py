@@ -64,7 +64,7 @@ def test_rules_that_are_there_stay(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "p", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["kept"] == [".agents/policy.toml"]
-    assert told["wrote"] == ["p.agent.toml", "agent.py", "policy-cases.toml"]
+    assert told["wrote"] == ["p.agent.toml", "agent.py", "agent-os.toml", "policy-cases.toml"]
     assert Path("p/.agents/policy.toml").read_text() == "mine"
 
 

@@ -36,7 +36,11 @@ def test_a_provider_is_added_tried_priced_and_removed(tmp_path: Path) -> None:
             moved = desk.ask("model", "add", "mine", "--base", "https://elsewhere.example/v1")
             assert moved.code != 0
             assert "is bound to 127.0.0.1" in moved.err
-            desk.good("model", "rm", "mine")
+            unasked = desk.ask("model", "rm", "mine")
+            assert (unasked.code, "agentctl model rm mine --yes" in unasked.err) == (2, True)
+            assert "mine" in desk.good("model", "ls", "-o", "name").out.split()
+            desk.good("model", "rm", "mine", "--yes")
+            assert desk.ask("model", "rm", "mine").code == 3
             rows = desk.ask("model", "ls", "--json").json["providers"]
             assert [row["name"] for row in rows] == ["anthropic", "ollama", "openai", "scripted"]
         finally:

@@ -4,7 +4,9 @@ import io
 import json
 import unicodedata
 
+import click
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,51 @@ def test_json_is_one_versioned_line(capsys):
     text = capsys.readouterr().out
     assert text.count("\n") == 1
     assert json.loads(text) == {"api": "v1", "name": "a\nb\udcff"}
+
+
+PROBE = click.command("probe")(
+    output.output_option(names=("agents.name",))(
+        lambda as_json: (
+            output.print_json({"agents": [{"name": "a\x1b\nb"}, {"name": "c: d"}]})
+            if as_json
+            else click.echo(output.shortened("long" * 20))
+        )
+    )
+)
+
+
+def probe(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    PROBE.main([*words], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["-o", "json"], ["--json"], ["-ojson"], ["-o", "yaml", "--json"]])
+def test_json_is_asked_for_in_several_ways_and_the_last_word_wins(capsys, words):
+    assert json.loads(probe(capsys, *words))["api"] == "v1"
+
+
+def test_yaml_is_the_same_value_and_holds_nothing_that_steers_a_terminal(capsys):
+    text = probe(capsys, "-o", "yaml")
+    assert text.startswith("---\napi: v1\n")
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert yaml.safe_load(text) == json.loads(probe(capsys, "-o", "json"))
+    assert text == probe(capsys, "--json", "-o", "yaml")
+
+
+def test_names_are_one_a_line_whatever_they_hold(capsys):
+    assert probe(capsys, "-o", "name").splitlines() == ["a\ufffd b", "c: d"]
+
+
+def test_the_wide_format_shortens_nothing(capsys):
+    assert probe(capsys).strip().endswith("…")
+    assert probe(capsys, "-o", "wide").strip() == "long" * 20
+
+
+def test_a_verb_that_names_nothing_offers_no_names(capsys):
+    nameless = click.command("nameless")(output.output_option(lambda as_json: None))
+    with pytest.raises(click.BadParameter, match="name"):
+        nameless.main(["-o", "name"], standalone_mode=False)
 
 
 def test_a_table_is_aligned_and_has_no_trailing_blanks():

@@ -20,7 +20,7 @@ def test_tools_are_listed_shown_and_called(tmp_path: Path) -> None:
         rows = desk.good("tool", "ls", "file", "search").out.splitlines()
         assert rows[0].split() == ["TOOL", "EFFECT", "HEALTH", "CALLS", "WHAT", "IT", "DOES"]
         assert re.match(r"file\.search@1\.0\.0 +pure +ok +0 +\w", rows[1]), rows
-        assert desk.good("tool", "ls", "nothing", "like", "this").out == "no such tool\n"
+        assert desk.good("tool", "ls", "nothing", "like", "this").err == "no such tool\n"
         shown = desk.good("tool", "show", "file.read").out
         assert re.search(r"^needs +tool:file\.read:call, file:\{path\}:read$", shown, re.MULTILINE), shown
         assert desk.good("tool", "show", "file.read", "--json").json["tools"][0]["spec"]["effect"] == "pure"
@@ -47,7 +47,7 @@ def test_a_server_is_added_held_approved_and_survives_its_kernel(tmp_path: Path)
         path.chmod(0o755)
     desk.up()
     try:
-        assert desk.good("mcp", "ls").out == "no server\n"
+        assert desk.good("mcp", "ls").err.startswith("no server")
         assert "a command is missing" in desk.ask("mcp", "add", "plain").err
         command = ("--connect", "600", "--cwd", ".", "--", sys.executable, "server.py")
         added = desk.good("mcp", "add", "plain", *command)
@@ -77,7 +77,10 @@ def test_a_server_is_added_held_approved_and_survives_its_kernel(tmp_path: Path)
         assert (unasked.code, "agentctl mcp approve plain --yes" in unasked.err) == (2, True)
         desk.good("mcp", "approve", "plain", "--yes")
         assert desk.good(*count).json["value"]["structured"] == {"result": 3}
-        assert desk.good("mcp", "rm", "plain").out == "removed  plain\n"
+        unasked = desk.ask("mcp", "rm", "plain")
+        assert (unasked.code, "agentctl mcp rm plain --yes" in unasked.err) == (2, True)
+        assert desk.good("mcp", "ls", "-o", "name").out == "plain\n"
+        assert desk.good("mcp", "rm", "plain", "--yes").out == "removed  plain\n"
         assert "there is no tool 'mcp.plain.count'" in desk.ask(*count).err
         assert "there is no MCP server 'plain'" in desk.ask("mcp", "test", "plain").err
     finally:

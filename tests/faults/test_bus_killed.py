@@ -53,7 +53,7 @@ max_deaths = 50
 ipc_scope = "peers"
 ipc_peers = ["receiver"]
 """
-COUNT = 120
+COUNT = 300
 KILLED = ("receiver", "sender", "kernel", "receiver", "kernel", "sender")
 
 

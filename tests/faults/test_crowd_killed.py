@@ -127,8 +127,8 @@ class Struck:
                 case chance if chance < 0.94:
                     await self._kill(client, name)
                 case chance if chance < 0.95:
+                    self.stopped.add(name)  # from here on no other striker restarts it: the last word counts
                     await client.call(Stop(agent=name, force=self.rng.random() < 0.5))
-                    self.stopped.add(name)
                 case _ if name not in self.stopped:
                     tasks.append(asyncio.create_task(_restarted(client, name)))
                 case _:

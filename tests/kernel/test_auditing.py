@@ -11,7 +11,7 @@ import pytest
 from agent_os.abi import frames
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import ENOENT, EPERM, ESRCH, AgentOSError
+from agent_os.abi.errors import EINVAL, ENOENT, EPERM, ESRCH, AgentOSError
 from agent_os.abi.heads import parse_note
 from agent_os.abi.tree import leaf_hash, verify_consistency, verify_inclusion
 from agent_os.client import backups, sources
@@ -86,6 +86,11 @@ def test_events_are_chosen_by_number_by_count_and_by_who_acted(tmp_path: Path) -
                 1,
                 2,
             ]
+            mine = [one["seq"] for one in await entries(client, abi.Events(agent="one"))]
+            for end in range(1, kernel.journal.size + 1):
+                told = await entries(client, abi.Events(agent="one", end=end, last=2))
+                assert [one["seq"] for one in told] == [seq for seq in mine if seq <= end][-2:]
+            assert await entries(client, abi.Events(agent="one", end=mine[-1], last=0)) == []
             assert (await entries(client, abi.Events(agent="kernel")))[0]["kind"] == "key"
             assert (await entries(client, abi.Events(agent=ME)))[0]["op"] == "OP_EVENTS"
             assert await entries(client, abi.Events(last=0)) == []
@@ -166,6 +171,32 @@ def test_a_proof_shows_that_one_head_continues_another(tmp_path: Path) -> None:
                 assert verify_consistency(one["first"], one["second"], one["proof"], *roots)
             with pytest.raises(ENOENT):
                 await client.call(abi.Consistency(first=9, second=3))
+
+    asyncio.run(main())
+
+
+def test_every_signed_head_is_listed_page_by_page(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (kernel, client):
+            caller = Caller(kernel, "one")
+            for _ in range(3):
+                await busy(caller, 5)
+                await client.call(abi.Prove(seq=kernel.store.size()))  # waits until a head covers it
+            kept = [parse_note(note).head for _, note in kernel.store.items("heads")]
+            assert len(kept) >= 3
+            listed: list[Any] = []
+            below = kept[-1].size + 1
+            while page := (await client.call(abi.Head(most=2, below=below)))["heads"]:
+                assert len(page) <= 2
+                listed += page
+                below = page[-1]["size"]
+            assert [(one["size"], one["root"]) for one in listed] == [(one.size, one.root) for one in reversed(kept)]
+            assert all(kernel.journal.root(one["size"]) == one["root"] for one in listed)
+            assert "heads" not in await client.call(abi.Head()), "who asks for the newest gets that alone"
+            assert len((await client.call(abi.Head(most=1)))["heads"]) == 1
+            for wrong in (-1, 501):
+                with pytest.raises(EINVAL, match="head"):
+                    await client.call(abi.Head(most=wrong))
 
     asyncio.run(main())
 

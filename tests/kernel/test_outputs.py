@@ -108,4 +108,76 @@ def test_only_so_many_logs_are_kept_and_never_the_kernels_is_dropped(
         output.close()
     outputs.sweep(tmp_path)
     left = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert left == ["a5.log", "a6.log", "a7.log", "kernel.log"]
+    assert left == sorted(["kernel.log", *(f"a{n}.log{end}" for n in (5, 6, 7) for end in ("", ".times"))])
+
+
+SECOND = 1_000_000_000
+
+
+def since(home: Path, moment: int, last: int | None = None) -> bytes:
+    reader = Reader(home, "a", last, since_ns=moment * SECOND)
+    try:
+        return b"".join(iter(lambda: reader.read(7), b""))
+    finally:
+        reader.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Its last number is the time, in seconds."""
+    seconds = [1000]
+    monkeypatch.setattr(outputs.time, "time_ns", lambda: seconds[-1] * SECOND)
+    return seconds
+
+
+def write(home: Path, clock: list[int], *pieces: tuple[int, bytes]) -> None:
+    output = Output(home, "a")
+    for when, text in pieces:
+        clock.append(when)
+        output.write(text)
+    output.close()
+
+
+def test_what_was_written_since_a_moment_is_read_alone(tmp_path: Path, clock: list[int]) -> None:
+    write(tmp_path, clock, (1000, b"a\n"), (1010, b"b\n"), (1010, b"c\n"))
+    write(tmp_path, clock, (1020, b"d\n"))  # another life
+    whole = b"a\nb\nc\nd\n"
+    expected = {1: whole, 1000: whole, 1002: b"b\nc\nd\n", 1010: b"b\nc\nd\n", 1012: b"d\n", 1020: b"d\n", 1022: b""}
+    assert {moment: since(tmp_path, moment) for moment in expected} == expected
+    assert since(tmp_path, 1002, last=1) == b"d\n"
+    assert since(tmp_path, 1020, last=3) == b"d\n"
+
+
+def test_a_line_that_was_begun_before_is_shown_whole(tmp_path: Path, clock: list[int]) -> None:
+    write(tmp_path, clock, (1000, b"a\nhalf "), (1010, b"a line\nb\n"))
+    assert since(tmp_path, 1005) == b"half a line\nb\n"
+
+
+def test_times_reach_over_a_rotation_and_are_swept_with_their_log(tmp_path: Path, clock: list[int]) -> None:
+    write(tmp_path, clock, *((1000 + 2 * n, f"line {n:04}\n".encode()) for n in range(120)))
+    kept = read(tmp_path).splitlines(keepends=True)
+    for line in kept[::7]:
+        at = kept.index(line)
+        assert since(tmp_path, 1000 + 2 * int(line.split()[1])) == b"".join(kept[at:]), line
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        *("a.log", "a.log.1", "a.log.1.times", "a.log.times")
+    ]
+
+
+def test_times_are_bounded_like_the_log(tmp_path: Path, clock: list[int]) -> None:
+    write(tmp_path, clock, *((1000 + 2 * n, b"\n") for n in range(500)))
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "logs").iterdir()}
+    assert max(sizes.values()) <= 1000 + 16
+
+
+def test_a_log_without_times_or_with_half_a_mark_is_shown_rather_than_hidden(tmp_path: Path, clock: list[int]) -> None:
+    write(tmp_path, clock, (1000, b"a\n"))
+    times = tmp_path / "logs" / "a.log.times"
+    times.write_bytes(times.read_bytes() + b"\x00\x01")
+    write(tmp_path, clock, (1010, b"b\n"))
+    assert since(tmp_path, 1005) == b"b\n"
+    times.unlink()
+    assert since(tmp_path, 1005) == b"a\nb\n"
+    times.mkdir()
+    write(tmp_path, clock, (1020, b"c\n"))  # no times can be kept: the output is
+    assert read(tmp_path) == b"a\nb\nc\n"

@@ -278,3 +278,49 @@ class AgentKernelPanic(BaseException):
 
 
 BY_NUMBER: dict[int, type[AgentOSError]] = {kind.number: kind for kind in AgentOSError.__subclasses__()}
+
+
+# How each name leaves by a front door: the exit code of agentctl, and the status of the gateway. The whole table, also
+# for names that no subsystem raises yet: a later one must not choose its own numbers.
+OUTCOMES: dict[str, tuple[int, int]] = {
+    "EIO": (1, 500),
+    "EUNKNOWN": (1, 500),
+    "ENONDET": (1, 500),
+    "EINTR": (1, 500),
+    "ECANCELED": (1, 500),
+    "EINVAL": (2, 400),
+    "EMSGSIZE": (2, 413),
+    "ETYPE": (2, 422),
+    "ENOSYS": (2, 400),
+    "EPROTO": (2, 400),
+    "EBADF": (2, 400),
+    "ENOTDIR": (2, 400),
+    "EISDIR": (2, 400),
+    "ENOENT": (3, 404),
+    "ESRCH": (3, 404),
+    "EPERM": (4, 403),
+    "EACCES": (4, 403),
+    "EROFS": (4, 403),
+    "EPOLICY": (5, 403),
+    "ELABEL": (5, 403),
+    "ETRUST": (5, 403),
+    "EAPPROVAL": (6, 403),
+    "EBUDGET": (7, 402),
+    "EDQUOT": (7, 402),
+    "ENOSPC": (7, 507),
+    "EHOSTUNREACH": (8, 503),
+    "EPIPE": (8, 503),
+    "EFENCED": (8, 503),
+    "ECONFLICT": (9, 409),
+    "EEXIST": (9, 409),
+    "EBUSY": (9, 409),
+    "EDEADLK": (9, 409),
+    "EISOLATION": (11, 503),
+    "EAGAIN": (12, 429),
+    "ETIMEDOUT": (124, 504),
+}
+
+
+def outcome(error: AgentOSError) -> tuple[int, int]:
+    """Exit code and status of an error, or of the nearest class above it that has them."""
+    return next((OUTCOMES[one.__name__] for one in type(error).__mro__ if one.__name__ in OUTCOMES), OUTCOMES["EIO"])

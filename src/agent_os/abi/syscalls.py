@@ -9,8 +9,10 @@ error, never ignored.
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw
 
+from agent_os.abi.body import Body as Body
+from agent_os.abi.doors import Clients, Doctor, Gateway, Memory, Metrics, Session, Tokens, Whoami
 from agent_os.abi.models import ModelRequest
 
 FIRST_OPERATOR = 128
@@ -28,10 +30,6 @@ class Effect(StrEnum):
     VERIFIABLE = "v"  # whether it happened can be found out
     OPAQUE = "o"  # only a person can tell
     TOOL = "t"  # as the tool declares
-
-
-class Body(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of all requests: strict, by name."""
 
 
 class Syscall(NamedTuple):
@@ -87,6 +85,8 @@ class Exec(Body):
     params: dict[str, Any] = {}
     dry_run: bool = False
     whole: bool = False
+    wait_ms: int | None = None  # how long for a person, then EAPPROVAL approval.waiting; nil: while the question stands
+    state: str = ""  # of an outside client: as approval.waiting gave it, for the same call
 
 
 class Signal(Body):
@@ -352,7 +352,8 @@ class Left(Body):
 
 
 class Tools(Body):
-    """What the caller may call, by name: each of `tools` as `abi.tools.ToolInfo`."""
+    """What the caller may call, by name: each of `tools` as `abi.tools.ToolInfo`. A program outside is also told of
+    `agents` that it may ask as if they were tools, by SYS_REQUEST: agent.NAME."""
 
     query: str = ""  # words of name, description or tags
     tag: str = ""
@@ -401,11 +402,13 @@ class Tell(Body):
 
     agent: str
     signal: int
+    reason: str = ""  # for whoever looks on, and the record
 
 
 class Hold(Body):
     agent: str
     hold: bool = True  # False: let go
+    reason: str = ""
 
 
 class Snapshot(Body):
@@ -442,7 +445,10 @@ class Events(Body):
 
 
 class Head(Body):
-    pass
+    """With `most` also `heads`: so many of those that were signed before, the newest first, each without its note."""
+
+    most: int = 0
+    below: int | None = None  # only heads of fewer entries than these: `size` of the last one that was listed
 
 
 class Prove(Body):
@@ -484,6 +490,7 @@ class Logs(Body):
     last: int | None = None  # lines
     skip: int = 0  # bytes that are known already
     newest: bool = False  # only what its newest life writes
+    since_ns: int = 0  # wall clock: what was written since then, to the second
 
 
 class Release(Body):
@@ -549,7 +556,7 @@ class Limit(Body):
 class Cost(Body):
     """What was spent, added up from the record."""
 
-    by: list[Literal["agent", "model", "day"]] = []  # empty: by agent
+    by: list[Literal["agent", "model", "day", "hour", "minute"]] = []  # empty: by agent
     since_ns: int = 0  # wall clock
 
 
@@ -579,6 +586,7 @@ class ApplyRules(Body):
     as they are. What cannot be understood changes nothing."""
 
     back: bool = False  # the rules before the newest, in place of any that are sent
+    digest: str | None = None  # of the policy that they are to replace; ECONFLICT: another one is in force
 
 
 class Models(Body):
@@ -680,6 +688,7 @@ class Declared(Body):
 
     agents: list[str] = []  # empty: all
     manifests: bool = False  # with the key `manifest`, its TOML
+    labels: dict[str, str] = {}  # only those that have all of these
 
 
 class History(Body):
@@ -745,7 +754,8 @@ class Links(Body):
 
 
 class Post(Body):
-    """A message of the operator to an agent, or an event on a topic. `wait`: for the response, which is the answer."""
+    """A message of the operator to an agent, or an event on a topic. `wait`: for the response, which is the answer.
+    `protocol`: only if the agent's manifest says that it is asked this way, and for no longer than it says."""
 
     to: str = ""
     topic: str = ""
@@ -756,6 +766,7 @@ class Post(Body):
     ttl_ms: int = _DAY_MS
     wait: bool = False
     deadline_ms: int = 60_000
+    protocol: Literal["", "rest", "mcp"] = ""
 
 
 class Bus(Body):
@@ -879,7 +890,7 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(136, "OP_DOWN", Down, "no reply: the connection ends", _I, "Stop all agents, then the kernel."),
     Syscall(137, "OP_RESOLVE", Resolve, "", _I, "Say what became of an effect with unknown outcome."),
     Syscall(138, "OP_EVENTS", Events, "entries", _P, "Read the journal.", "out"),
-    Syscall(139, "OP_HEAD", Head, "the newest signed head", _P, "The newest signed head."),
+    Syscall(139, "OP_HEAD", Head, "the newest signed head; heads", _P, "The newest signed head, and those before."),
     Syscall(140, "OP_PROVE", Prove, "proof", _P, "Prove that an entry is in the log."),
     Syscall(141, "OP_CONSISTENCY", Consistency, "proof", _P, "Prove that one head continues another."),
     Syscall(142, "OP_EXPORT", Export, "what the offline verifier reads", _P, "Export the log.", "out"),
@@ -891,6 +902,12 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(148, "OP_PANIC", Panic, "", _I, "Quarantine an agent, or hold all and halt."),
     Syscall(149, "OP_LEAVE", Leave, "ending", _I, "Say that this client is done."),
     Syscall(150, "OP_WORK", Work, "states, changes or a report", _I, "Look at, commit or discard changes.", "out"),
+    Syscall(151, "OP_TOKENS", Tokens, "tokens, token", _I, "List tokens, add one or remove it."),
+    Syscall(152, "OP_SESSION", Session, "code, session or ticket", _I, "Let a browser in, or out."),
+    Syscall(153, "OP_WHOAMI", Whoami, "name, role, boot, version, via", _P, "Say who the caller is here."),
+    Syscall(154, "OP_METRICS", Metrics, "counters, gauges, histograms", _P, "Count what happened and what there is."),
+    Syscall(155, "OP_GATEWAY", Gateway, "gateway", _I, "Start the gateway, stop it, or look at it."),
+    Syscall(156, "OP_DOCTOR", Doctor, "level, ok, checks", _P, "Examine this machine."),
     Syscall(160, "OP_APPROVALS", Approvals, "approvals", _P, "List what waits for a person's decision."),
     Syscall(161, "OP_DECIDE", Decide, "the approval", _I, "Approve or deny a call that waits."),
     Syscall(162, "OP_BUDGETS", Budgets, "accounts", _P, "Look at what may be spent, and what is."),
@@ -924,9 +941,11 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(227, "OP_DEAD", DeadLetters, "letters", _I, "Look at dead letters, redeliver or drop them."),
     Syscall(228, "OP_LISTEN", Listen, "events", _P, "Follow a topic.", "out"),
     Syscall(229, "OP_TOPICS", Topics, "reliable", _I, "Say which topics lose nothing."),
+    Syscall(230, "OP_MEMORY", Memory, "entries or content", _I, "Look at an agent's memory, or change it.", "both"),
     Syscall(240, "OP_TOOLS", ToolsOf, "tools", _P, "Look at the tools."),
     Syscall(241, "OP_CALL", ToolCall, "as abi.tools.ToolResult", _O, "Call a tool."),
     Syscall(242, "OP_MCP", Mcp, "servers", _I, "Add, test and remove MCP servers."),
+    Syscall(243, "OP_CLIENTS", Clients, "clients", _I, "Say which programs outside may come, and as what."),
 )
 
 BY_NUMBER = {one.number: one for one in TABLE}

@@ -8,103 +8,104 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import click
 
 from agent_os.abi.errors import EHOSTUNREACH, EINVAL, ESRCH, ETIMEDOUT, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import Await, Body, History, Hold, ListAgents, Logs, Reach, Release, Tell
+from agent_os.abi.syscalls import Await, Body, Budgets, Declared, History, Hold, ListAgents, Logs, Reach, Release, Tell
 from agent_os.cli import errors
 from agent_os.cli.asking import TO_LOOK, ask
+from agent_os.cli.budget import since_ns
 from agent_os.cli.changes import say
-from agent_os.cli.members import ROOT, SPARE, Row, cells, is_shown, members, now, restarts, short
-from agent_os.cli.output import output_option, plain, print_json, shortened, table
-from agent_os.cli.screen import again, listed
+from agent_os.cli.members import ROOT, SPARE, STATES, Row, cells, in_tree, is_shown, members, now, restarts, short
+from agent_os.cli.naming import AGENT, did_you_mean
+from agent_os.cli.output import output_option, plain, print_json, shape, shortened, table
+from agent_os.cli.screen import listed, watched
 from agent_os.cli.tamer import Tamer
 from agent_os.client.start import session
 from agent_os.client.wire import Client
 
-_EVERY_S = 1.0
 _TO_ACT = 60.0  # seconds the kernel has to answer
 _NONE = "no agent is running: agentctl run -- CMD starts one. What ended ones changed: agentctl diff NAME"
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "json", "name"]), default="table", help="Format.")
-@click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
 @click.option("--all", "everybody", is_flag=True, help="Also those that are stopped or have ended.")
+@click.option("-l", "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Only declared so. Repeatable.")
 @click.option("--role", metavar="ROLE", help="Only these: supervisor, service, worker, user, custom(…).")
-@click.option("--state", metavar="STATE", help="Only these: running, starting, backoff, blocked, failed …")
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-def ps(output: str, as_json: bool, everybody: bool, role: str | None, state: str | None, watch: bool) -> None:
+@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
+@output_option(names=("agents.name",))
+@watched
+def ps(everybody: bool, labels: Sequence[str], role: str | None, state: str | None, as_json: bool) -> None:
     """List the agents that run, are to run, or failed to.
 
     ISO is the isolation level. In the wide format, LIMITS says what enforces the limits: cgroups (v2, v1) or only
     rlimits. An agent without a manifest is not listed when it has ended: agentctl diff NAME shows what it changed.
     """
-    show = _SHAPES["json" if as_json else output]
-
-    def draw() -> None:
-        rows, quarantined = asyncio.run(_listed(everybody))
-        chosen = [row for row in rows if role in (None, row["role"]) and state in (None, row["state"])]
-        for_people = show in (_print_table, _print_wide)
-        if rows and not chosen and for_people:
-            say(f"none of {len(rows)} is like that")
-        else:
-            show(chosen)
-        if quarantined and for_people:
-            say(f"in quarantine: {plain(', '.join(quarantined))}   agentctl release NAME")
-
-    again(draw, _EVERY_S, watch=watch)
+    rows, alike, quarantined = asyncio.run(_listed(everybody, dict(map(_label, labels))))
+    chosen = [row for row in rows if row["id"] in alike]
+    chosen = [row for row in chosen if role in (None, row["role"]) and state in (None, row["state"])]
+    if as_json:
+        print_json({"agents": chosen})
+        return
+    if not chosen:
+        say(f"none of {len(rows)} is like that" if rows else _NONE)
+    else:
+        _print_wide(chosen) if shape() == "wide" else _print_table(chosen)
+    if quarantined:
+        say(f"in quarantine: {plain(', '.join(quarantined))}   agentctl release NAME")
 
 
-async def _listed(everybody: bool) -> tuple[list[Row], list[str]]:
-    """The agents, oldest first, those that have never run at the end; and the names that may not be started. Without a
-    kernel there are none."""
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.UsageError(f"a label is KEY=VALUE, not {text!r}")
+    return key, value
+
+
+async def _listed(everybody: bool, labels: Row) -> tuple[list[Row], set[str], list[str]]:
+    """The agents, oldest first, those that have never run at the end; which of them have the labels; and the names
+    that may not be started. Without a kernel there are none."""
     try:
         async with session(start=False) as (client, _):
             rows = await members(client, ended=everybody)
             quarantined = (await client.call(ListAgents(), deadline=TO_LOOK))["quarantined"]
+            known = {row["id"] for row in rows}
+            if labels:
+                alike = (await client.call(Declared(labels=labels), deadline=TO_LOOK))["agents"]
+                known = {row["id"] for row in alike}
+            _count_spent(rows, (await client.call(Budgets(), deadline=TO_LOOK))["accounts"])
     except EHOSTUNREACH:
-        return [], []
+        return [], set(), []
     found = [row for row in rows if row["id"] != ROOT and (everybody or is_shown(row))]
-    return sorted(found, key=lambda one: (not one["number"], one["number"] or 0, one["name"])), quarantined
+    found.sort(key=lambda one: (not one["number"], one["number"] or 0, one["name"]))
+    return found, known, quarantined
+
+
+def _count_spent(rows: Iterable[Row], accounts: Iterable[Row]) -> None:
+    """Puts into each row what it has spent, with all below it, and of its limit of money."""
+    uses = {one["account"]: {use["resource"]: use for use in one["uses"]} for one in accounts}
+    for row in rows:
+        own = uses.get(short(row["id"]), {})
+        spent = {name: use["spent"] for name, use in own.items() if name in ("cost", "tokens")}
+        limit = own.get("cost", {}).get("limit")
+        row["spent"] = {"tokens": spent.get("tokens", 0), "cost_usd": spent.get("cost", 0) / 1e6}
+        row["limit_usd"] = None if limit is None else limit / 1e6
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    if not rows:
-        say(_NONE)
-        return
     headings = ("NAME", "ROLE", "STATE", "ISO", "PARENT", "PID", "AGE", "MEMORY", "NOW")
     click.echo(listed([(*_cells(row), shortened(now(row))) for row in rows], headings, SPARE))
 
 
 def _print_wide(rows: Sequence[Row]) -> None:
-    if not rows:
-        say(_NONE)
-        return
-    headings = ("NAME", "ROLE", "STATE", "ISO", "PARENT", "PID", "AGE", "MEMORY", "LIFE", "RESTARTS", "LIMITS")
-    more = ("PROCESSES", "KERNEL", "PROJECT", "NOW")
+    headings = ("NAME", "ROLE", "STATE", "ISO", "PARENT", "PID", "AGE", "MEMORY", "TOKENS", "COST", "BUDGET")
+    more = ("LIFE", "RESTARTS", "LIMITS", "PROCESSES", "KERNEL", "PROJECT", "NOW")
     click.echo(table([(*_cells(row), *_more(row), now(row)) for row in rows], (*headings, *more)))
-
-
-def _print_names(rows: Sequence[Row]) -> None:
-    for row in rows:
-        click.echo(plain(row["name"]))
-
-
-def _print_json(rows: Sequence[Row]) -> None:
-    print_json({"agents": list(rows)})
-
-
-_SHAPES: dict[str, Callable[[Sequence[Row]], None]] = {
-    "table": _print_table,
-    "wide": _print_wide,
-    "name": _print_names,
-    "json": _print_json,
-}
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -114,71 +115,116 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _more(row: Row) -> tuple[str, ...]:
     facts = (row.get(key) or "-" for key in ("limits", "processes", "kernel", "project"))
-    return (str(row["incarnation"]), restarts(row), *map(str, facts))
+    return (*_spent(row), str(row["incarnation"]), restarts(row), *map(str, facts))
+
+
+def _spent(row: Row) -> tuple[str, str, str]:
+    """TOKENS, COST, BUDGET: how much of its money is gone."""
+    cost, limit, tokens = row["spent"]["cost_usd"], row["limit_usd"], row["spent"]["tokens"]
+    part = "-" if limit is None else f"{100 * cost / limit:.0f}%" if limit else "100%"
+    return f"{tokens:,}" if tokens else "-", f"${cost:.2f}" if cost else "-", part
 
 
 def _killed(name: str, done: Row) -> str:
     number, left = done["processes"], done["survivors"]
     processes = f"{number} process{'' if number == 1 else 'es'}"
     rest = f"{left} of them LEFT" if left else "nothing left"
-    return f"killed  {name} ({processes}), {done['seconds'] * 1000:.0f} ms; {rest}"
+    if done.get("asked"):  # and it ended by itself
+        return f"ended  {name}{_below(done)}, {done['seconds']:.1f} s after it was asked; {rest}"
+    return f"killed  {name}{_below(done)} ({processes}), {done['seconds'] * 1000:.0f} ms; {rest}"
+
+
+def _below(done: Row) -> str:
+    number = len(done.get("descendants", ()))
+    return f" and {number} descendant{'s' * (number != 1)}" if number else ""
 
 
 # What acts on a running agent, wherever somebody asks for it: the call, and how its answer is told.
-ACTS: dict[str, Callable[[str], Body]] = {
-    "kill": lambda name: Tell(agent=name, signal=AgentSignal.SIGKILL),
-    "pause": lambda name: Hold(agent=name),
-    "resume": lambda name: Hold(agent=name, hold=False),
+ACTS: dict[str, Callable[..., Body]] = {
+    "kill": lambda name, reason="": Tell(agent=name, signal=AgentSignal.SIGKILL, reason=reason),
+    "pause": lambda name, reason="": Hold(agent=name, reason=reason),
+    "resume": lambda name, reason="": Hold(agent=name, hold=False, reason=reason),
 }
 SAID: dict[str, Callable[[str, Row], str]] = {
     "kill": _killed,
-    "pause": lambda name, done: f"paused  {name}" + ("" if done["was"] else " (it was)"),
-    "resume": lambda name, done: f"resumed  {name}" + ("" if done["was"] else " (it ran)"),
+    "pause": lambda name, done: f"paused  {name}{_below(done)}" + ("" if done["was"] else " (it was)"),
+    "resume": lambda name, done: f"resumed  {name}{_below(done)}" + ("" if done["was"] else " (it ran)"),
 }
+_ACTED = tuple(f"{verb}.name" for verb in ("kill", "pause", "resume", "start", "stop", "restart"))
 
 
 def many(everybody: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """NAME… or --all, which means `everybody`, and the format."""
-    names = click.argument("names", metavar="NAME...", nargs=-1)
+    names = click.argument("names", metavar="NAME...", nargs=-1, type=AGENT)
     every = click.option("--all", "every", is_flag=True, help=everybody)
-    return lambda command: names(every(output_option(command)))
+    return lambda command: names(every(output_option(command, names=_ACTED)))
 
 
 _many = many("Every running agent.")
+_tree = click.option("--tree", is_flag=True, help="Everybody below it as well, however far.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="Kept on the record, and told to who follows it.")
 
 
 @click.command()
 @_many
-def kill(names: tuple[str, ...], every: bool, as_json: bool) -> int:
+@_tree
+@click.option("--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Ask it to end first, and wait so long.")
+@_reason
+def kill(names: tuple[str, ...], every: bool, tree: bool, grace: float | None, reason: str, as_json: bool) -> int:
     """End agents and everything they started.
 
     Returns when nothing of them is left, and ends with 1 if something is. Their changes are kept: agentctl diff NAME.
     """
-    done, code = each(names, every, "kill", ACTS["kill"], SAID["kill"], as_json)
+
+    async def end(client: Client, name: str) -> Row:
+        if grace is None:
+            return await client.call(ACTS["kill"](name, reason), deadline=_TO_ACT)
+        return await _asked_first(client, name, grace, reason)
+
+    done, code = each(names, every, "kill", end, SAID["kill"], as_json, tree=tree)
     return errors.EXIT_FAILED if any(one["survivors"] for one in done) else code
+
+
+async def _asked_first(client: Client, name: str, grace: float, reason: str) -> Row:
+    began = time.monotonic()
+    await client.call(Tell(agent=name, signal=AgentSignal.SIGTERM, reason=reason), deadline=_TO_ACT)
+    try:
+        async with asyncio.timeout(grace):
+            await client.call(Await(agent=name))
+        return {"processes": 0, "survivors": 0, "seconds": time.monotonic() - began, "asked": True}
+    except TimeoutError:
+        return await client.call(ACTS["kill"](name, reason), deadline=_TO_ACT)
 
 
 @click.command()
 @_many
-def pause(names: tuple[str, ...], every: bool, as_json: bool) -> int:
+@_tree
+@_reason
+def pause(names: tuple[str, ...], every: bool, tree: bool, reason: str, as_json: bool) -> int:
     """Hold agents still: none of their processes runs until agentctl resume.
 
     Returns when that is true. The clock of --timeout stops as well; a paused agent can be killed.
     """
-    return each(names, every, "pause", ACTS["pause"], SAID["pause"], as_json)[1]
+    return each(names, every, "pause", _acting("pause", reason), SAID["pause"], as_json, tree=tree)[1]
 
 
 @click.command()
 @_many
-def resume(names: tuple[str, ...], every: bool, as_json: bool) -> int:
+@_tree
+@_reason
+def resume(names: tuple[str, ...], every: bool, tree: bool, reason: str, as_json: bool) -> int:
     """Let paused agents go on."""
-    return each(names, every, "resume", ACTS["resume"], SAID["resume"], as_json)[1]
+    return each(names, every, "resume", _acting("resume", reason), SAID["resume"], as_json, tree=tree)[1]
+
+
+def _acting(what: str, reason: str) -> "Act":
+    return calling(lambda name: ACTS[what](name, reason))
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the release.")
-@output_option
+@output_option(names=("released",))
 def release(name: str, reason: str, as_json: bool) -> None:
     """End the quarantine of agent NAME: it may be started again. It is not; what it held stays revoked."""
     ask(Release(agent=name, reason=reason))
@@ -189,19 +235,21 @@ def release(name: str, reason: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.argument("signal", metavar="SIGNAL")
-@output_option
-def signal(name: str, signal: str, as_json: bool) -> int:
+@_tree
+@_reason
+@output_option(names=("signal.name",))
+def signal(name: str, signal: str, tree: bool, reason: str, as_json: bool) -> int:
     """Send agent NAME a signal, by name or number; nothing that it masks holds you off.
 
     \b
       agentctl signal digest-3f2a SIGUSR1
     """
     number = _number(signal)
-    request = lambda name: Tell(agent=name, signal=number)  # noqa: E731
-    said = lambda name, done: f"sent  {AgentSignal(number).name} to {name}"  # noqa: E731
-    return each([name], False, "signal", request, said, as_json)[1]
+    send = calling(lambda name: Tell(agent=name, signal=number, reason=reason))
+    said = lambda name, done: f"sent  {AgentSignal(number).name} to {name}{_below(done)}"  # noqa: E731
+    return each([name], False, "signal", send, said, as_json, tree=tree)[1]
 
 
 def _number(text: str) -> int:
@@ -210,17 +258,27 @@ def _number(text: str) -> int:
         if wanted in (one.name.removeprefix("SIG"), str(one.value)):
             return one.value
     names = ", ".join(f"{one.name} ({one.value})" for one in AgentSignal)
-    raise EINVAL("signal.unknown", f"there is no signal {text!r}", hint=f"one of {names}")
+    near = did_you_mean(text, [one.name for one in AgentSignal])
+    raise EINVAL("signal.unknown", f"there is no signal {text!r}{near}", hint=f"one of {names}")
+
+
+Act = Callable[[Client, str], Awaitable[Row]]
+
+
+def calling(request: Callable[[str], Body], within: float | None = _TO_ACT) -> Act:
+    """An act that is one call."""
+    return lambda client, name: client.call(request(name), deadline=within)
 
 
 def each(
     names: Iterable[str],
     every: bool,
     what: str,
-    request: Callable[[str], Body],
+    act: Act,
     say_so: Callable[[str, Row], str],
     as_json: bool,
-    within: float | None = _TO_ACT,
+    *,
+    tree: bool = False,
 ) -> tuple[list[Row], int]:
     """Act on all of them at once. One that fails keeps nobody else from it; its error is told and gives the code."""
     wanted = list(dict.fromkeys(names))
@@ -228,7 +286,7 @@ def each(
         raise click.UsageError(f"name agents, or give --all: agentctl {what} NAME")
     done: list[Row] = []
     code = 0
-    for name, result in asyncio.run(tell(wanted, every, request, within)):
+    for name, result in asyncio.run(tell(wanted, every, act, tree=tree)):
         if isinstance(result, AgentOSError):
             errors.report(result, as_json=as_json)
             code = code or errors.exit_code(result)
@@ -244,7 +302,7 @@ def each(
 
 
 async def tell(
-    names: Sequence[str], every: bool, request: Callable[[str], Body], within: float | None = _TO_ACT
+    names: Sequence[str], every: bool, act: Act, *, tree: bool = False
 ) -> list[tuple[str, Row | AgentOSError]]:
     """What became of it, for each. Without a kernel nobody runs."""
     try:
@@ -252,10 +310,12 @@ async def tell(
             if every:
                 found = await client.call(ListAgents(), deadline=TO_LOOK)
                 names = [row["name"] for row in found["agents"]]
+            rows = await members(client) if tree else []
 
             async def one(name: str) -> tuple[str, Row | AgentOSError]:
                 try:
-                    return name, await client.call(request(name), deadline=within)
+                    done = await act(client, name)
+                    return name, await _and_below(client, rows, name, act, done) if tree else done
                 except AgentOSError as error:
                     return name, error
 
@@ -264,18 +324,34 @@ async def tell(
         return [(name, _nobody(name)) for name in names]
 
 
+async def _and_below(client: Client, rows: Sequence[Row], name: str, act: Act, done: Row) -> Row:
+    """The same for everybody below it, who may have gone with it; what is counted, is counted together."""
+    top = next((row["id"] for row in rows if name in (row["id"], row["name"])), None)
+    below = [row for _, row in in_tree(rows, top)][1:] if top else []
+    alive = [row["name"] for row in below if row.get("pid")]
+    for answer in await asyncio.gather(*(act(client, one) for one in alive), return_exceptions=True):
+        if isinstance(answer, ESRCH):
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        for count in ("processes", "survivors", "seconds"):
+            if count in done:
+                done[count] += answer[count]
+    return {**done, "descendants": alive}
+
+
 def _nobody(name: str) -> ESRCH:
     hint = f"agentctl diff {name} shows what it changed, if it has ended"
     return ESRCH("agent.unknown", f"there is no running agent {name!r}: no kernel is running", hint=hint)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option(
     "--for", "state", type=click.Choice(["ready", "running", "over"]), help="Of a declared agent. Default: over."
 )
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; exit code 124.")
-@output_option
+@output_option(names=("agent",))
 def wait(name: str, state: Literal["ready", "running", "over"] | None, timeout: float | None, as_json: bool) -> int:
     """Wait for agent NAME to end, and end with its code; with --for ready or running, until it is that.
 
@@ -324,16 +400,18 @@ def ended_with(status: int | None) -> int:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option("-f", "--follow", is_flag=True, help="Go on until it ends, or Ctrl-C.")
 @click.option("-n", "last", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
-def logs(name: str, follow: bool, last: int | None) -> None:
+@click.option("--since", metavar="TIME", help="Only since a moment (2026-01-31T12:00), or so long ago (30m, 12h, 7d).")
+def logs(name: str, follow: bool, last: int | None, since: str | None) -> None:
     """Show what agent NAME wrote, while it runs or afterwards."""
+    begin = since_ns(since) if since else 0
 
     async def read() -> None:
         async with session() as (client, _):
             tamer = Tamer() if sys.stdout.isatty() else None
-            stream = client.stream(Logs(agent=name, follow=follow, last=last))
+            stream = client.stream(Logs(agent=name, follow=follow, last=last, since_ns=begin))
             async for data in stream:
                 _write(tamer.feed(data) if tamer else data)
             await stream.result()

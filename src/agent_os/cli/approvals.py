@@ -14,11 +14,11 @@ from agent_os.abi.errors import ENOENT
 from agent_os.abi.syscalls import Approvals, Decide
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
-from agent_os.cli.entries import jsonable
-from agent_os.cli.output import age, output_option, paint, plain, print_json, shortened, table
-from agent_os.cli.screen import again
+from agent_os.cli.naming import AGENT, APPROVAL
+from agent_os.cli.output import age, output_option, paint, plain, print_json, shortened
+from agent_os.cli.screen import listed, watched
+from agent_os.client.values import jsonable
 
-_EVERY_S = 1.0
 _LONGEST = 48  # characters of a cell
 _DECIDED = {"refused": "denied", "used": "approved", "void": "approved"}
 _SINCE = {"used": ", and used", "void": ", and void"}
@@ -26,12 +26,12 @@ Row = dict[str, Any]
 
 
 @click.command()
-@click.argument("approval", metavar="[ID]", required=False)
-@click.option("--agent", metavar="NAME", help="Only of this agent.")
+@click.argument("approval", metavar="[ID]", required=False, type=APPROVAL)
+@click.option("--agent", type=AGENT, help="Only of this agent.")
 @click.option("--all", "everything", is_flag=True, help="Also what was answered, expired or cancelled lately.")
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-@output_option
-def approvals(approval: str | None, agent: str | None, everything: bool, watch: bool, as_json: bool) -> None:
+@output_option(names=("approvals.id",))
+@watched
+def approvals(approval: str | None, agent: str | None, everything: bool, as_json: bool) -> None:
     """List what waits for a person's decision, or show all of question ID.
 
     What is not answered in time is denied.
@@ -40,21 +40,17 @@ def approvals(approval: str | None, agent: str | None, everything: bool, watch: 
         one = _find(approval, agent)
         print_json(jsonable(one)) if as_json else _print_whole(one)
         return
-
-    def draw() -> None:
-        rows = ask(Approvals(agent=agent, all=everything))["approvals"]
-        print_json(jsonable({"approvals": rows})) if as_json else _print_table(rows)
-
-    again(draw, _EVERY_S, watch=watch)
+    rows = ask(Approvals(agent=agent, all=everything))["approvals"]
+    print_json(jsonable({"approvals": rows})) if as_json else _print_table(rows)
 
 
 @click.command()
-@click.argument("approval", metavar="ID")
+@click.argument("approval", metavar="ID", type=APPROVAL)
 @click.option("--once", is_flag=True, help="For this one act. The default.")
 @click.option("--session", is_flag=True, help="For like acts too, until the agent ends.")
 @click.option("--always", is_flag=True, help="For like acts of this very agent, until revoked.")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the answer.")
-@output_option
+@output_option(names=("id",))
 def approve(approval: str, once: bool, session: bool, always: bool, reason: str, as_json: bool) -> None:
     """Allow the act that ID asks about. It is shown, and exactly that is allowed."""
     if once + session + always > 1:
@@ -64,19 +60,19 @@ def approve(approval: str, once: bool, session: bool, always: bool, reason: str,
 
 
 @click.command()
-@click.argument("approval", metavar="ID")
+@click.argument("approval", metavar="ID", type=APPROVAL)
 @click.option("--reason", default="", metavar="TEXT", help="Told to the agent.")
-@output_option
+@output_option(names=("id",))
 def deny(approval: str, reason: str, as_json: bool) -> None:
     """Refuse the act that ID asks about; the agent is told, and goes on without."""
     _answer(approval, "deny", "once", reason, as_json=as_json)
 
 
 @click.command()
-@click.argument("approval", metavar="ID")
+@click.argument("approval", metavar="ID", type=APPROVAL)
 @click.argument("value")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the answer.")
-@output_option
+@output_option(names=("id",))
 def answer(approval: str, value: str, reason: str, as_json: bool) -> None:
     """Answer the question ID of an agent with VALUE: text, or JSON where it asks for another type.
 
@@ -153,7 +149,7 @@ def listing(rows: Sequence[Row]) -> str:
         (row["id"], row["agent"], _short(_wants(row)), _short(_origin(row)), age(row["seconds"]), _state(row))
         for row in rows
     ]
-    return table(cells, headings)
+    return listed(cells, headings, ("ORIGIN", "AGE"))
 
 
 def _wants(row: Row) -> str:

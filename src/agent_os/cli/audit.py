@@ -20,6 +20,7 @@ from agent_os.cli.asking import ask, receive
 from agent_os.cli.changes import human_size, say
 from agent_os.cli.errors import EXIT_TAMPERED
 from agent_os.cli.events import show
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json
 from agent_os.cli.progress import Progress, progress_option
 
@@ -37,8 +38,8 @@ def audit() -> None:
 @click.option("-n", "last", type=click.IntRange(0), help="The last so many. Default 20.")
 @click.option("--from", "start", type=click.IntRange(1), metavar="SEQ", help="From this entry on.")
 @click.option("--to", "end", type=click.IntRange(1), metavar="SEQ", help="Up to this entry.")
-@click.option("--agent", metavar="NAME", help="Only what this agent or operator did.")
-@output_option
+@click.option("--agent", type=AGENT, help="Only what this agent or operator did.")
+@output_option(names=("entries.seq",))
 def tail(follow: bool, last: int | None, start: int | None, end: int | None, agent: str | None, as_json: bool) -> None:
     """Show the newest entries, with all that is recorded of them in JSON."""
     if last is None and start is None:

@@ -23,7 +23,6 @@ from agent_os.cli.agents import ACTS, SAID
 from agent_os.cli.approvals import listing
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.entries import refused
-from agent_os.cli.events import Spans, told
 from agent_os.cli.glance import ORDERS, Glance, agents, head, look, nobody, ordered
 from agent_os.cli.history import lives
 from agent_os.cli.inspection import described
@@ -32,6 +31,8 @@ from agent_os.cli.output import plain
 from agent_os.cli.panes import Filter, Keys, Page, Question
 from agent_os.cli.rows import Rows
 from agent_os.cli.screen import cut
+from agent_os.cli.trace import told
+from agent_os.client.spans import Spans
 from agent_os.client.start import session
 from agent_os.client.wire import Client
 

@@ -18,13 +18,17 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Budgets, Cost, Limit
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import human_size, say
-from agent_os.cli.output import output_option, plain, print_json, table
+from agent_os.cli.naming import AGENT, did_you_mean
+from agent_os.cli.output import output_option, plain, print_json, shape, table
+from agent_os.cli.screen import listed, watched
 
 RESOURCES = ("cost", "tokens", "bytes", "count", "calls", "messages", "model_calls")
 _MICRO = 1_000_000
+_KEYS = ("agent", "model", "day", "hour", "minute")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)(?:b|b/s)?", re.IGNORECASE)
 _MONEY = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)\s*(?:usd)?", re.IGNORECASE)
+_LAST_NS = 2**63 - 1  # in the year 2262
 _SINCE = re.compile(r"([0-9]+)([mhd])")
 Row = dict[str, Any]
 
@@ -48,7 +52,8 @@ def parse_limit(text: str) -> tuple[str, int | None]:
     if not equals:
         name, amount = "cost", text
     if name not in RESOURCES:
-        raise EINVAL("budget.resource", f"no budget counts {name!r}", hint=f"there is {', '.join(RESOURCES)}")
+        near = did_you_mean(name, RESOURCES)
+        raise EINVAL("budget.resource", f"no budget counts {name!r}{near}", hint=f"there is {', '.join(RESOURCES)}")
     return name, None if amount == "unlimited" else parse_amount(name, amount)
 
 
@@ -78,7 +83,7 @@ def _dollars(micro: int) -> str:
 
 
 @click.group(invoke_without_command=True)
-@output_option
+@output_option(names=("accounts.account",))
 @click.pass_context
 def budget(ctx: click.Context, as_json: bool) -> None:
     """What agents may spend. An agent's spending counts for everybody above it, too."""
@@ -87,18 +92,19 @@ def budget(ctx: click.Context, as_json: bool) -> None:
 
 
 @budget.command("ls")
-@click.argument("name", required=False)
-@output_option
+@click.argument("name", required=False, type=AGENT)
+@output_option(names=("accounts.account",))
+@watched
 def ls(name: str | None, as_json: bool) -> None:
     """List all budgets, or those that bind NAME: its own, and of all above it."""
     _list(name, as_json=as_json)
 
 
 @budget.command("set")
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.argument("limits", nargs=-1, required=True, metavar="RESOURCE=AMOUNT...")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the change.")
-@output_option
+@output_option(names=("account",))
 def set_limits(name: str, limits: Sequence[str], reason: str, as_json: bool) -> None:
     """Say how much NAME and all below it may spend in all: cost=0.50usd tokens=10k calls=unlimited.
 
@@ -108,10 +114,10 @@ def set_limits(name: str, limits: Sequence[str], reason: str, as_json: bool) -> 
 
 
 @budget.command("raise")
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.argument("limits", nargs=-1, required=True, metavar="RESOURCE=AMOUNT...")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the change.")
-@output_option
+@output_option(names=("account",))
 def raise_limits(name: str, limits: Sequence[str], reason: str, as_json: bool) -> None:
     """Let NAME spend so much more than it may now."""
     _change(name, limits, reason, more=True, as_json=as_json)
@@ -165,7 +171,7 @@ def _print(accounts: Sequence[Row]) -> None:
     if not rows:
         say("nobody has a limit, and nothing was spent: agentctl budget set NAME cost=0.50usd")
         return
-    click.echo(table(rows, ("ACCOUNT", "PARENT", "RESOURCE", "SPENT", "HELD", "LIMIT", "USED")))
+    click.echo(listed(rows, ("ACCOUNT", "PARENT", "RESOURCE", "SPENT", "HELD", "LIMIT", "USED"), ("HELD", "PARENT")))
 
 
 def _uses(one: Row) -> tuple[str, str, str, str]:
@@ -176,21 +182,22 @@ def _uses(one: Row) -> tuple[str, str, str, str]:
 
 
 @click.command()
-@click.option("--by", default="agent", metavar="KEYS", help="agent, model, day, or several: agent,day.")
+@click.option("--by", default="agent", metavar="KEYS", help="agent, model, day, hour, minute, or several: agent,day.")
 @click.option("--since", metavar="TIME", help="A day (2026-01-31), or so long ago (30m, 12h, 7d).")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", help="Format.")
-@click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
-def cost(by: str, since: str | None, output: str, as_json: bool) -> None:
+@output_option(more=("csv",))
+@watched
+def cost(by: str, since: str | None, as_json: bool) -> None:
     """Show what was spent, added up from the record."""
     keys = [key.strip() for key in by.split(",")]
-    if unknown := [key for key in keys if key not in ("agent", "model", "day")]:
-        raise click.UsageError(f"--by knows agent, model and day, not {unknown[0]!r}")
-    found: Row = ask(Cost(by=keys, since_ns=_since(since) if since else 0))  # pyright: ignore[reportArgumentType]
+    if unknown := [key for key in keys if key not in _KEYS]:
+        near = did_you_mean(unknown[0], _KEYS)
+        raise click.UsageError(f"--by knows {', '.join(_KEYS)}, not {unknown[0]!r}{near}")
+    found: Row = ask(Cost(by=keys, since_ns=since_ns(since) if since else 0))  # pyright: ignore[reportArgumentType]
     rows: list[Row] = found["rows"]
-    if as_json or output == "json":
+    if as_json:
         rows = [{**row, "spent": _spent_in_dollars(row["spent"])} for row in rows]
         print_json({**found, "rows": rows, "total": _spent_in_dollars(found["total"])})
-    elif output == "csv":
+    elif shape() == "csv":
         _print_csv(keys, rows)
     elif not rows:
         say("nothing was spent")
@@ -216,14 +223,15 @@ def _print_csv(keys: Sequence[str], rows: Sequence[Row]) -> None:
         out.writerow([*safe, f"{spent.get('cost', 0) / _MICRO:.6f}", *(spent.get(name, 0) for name in RESOURCES[1:])])
 
 
-def _since(text: str) -> int:
-    if found := _SINCE.fullmatch(text):
-        length = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
-        moment = datetime.now(UTC) - timedelta(**{length: int(found[1])})
-    else:
-        try:
+def since_ns(text: str) -> int:
+    """A day, or so long ago, as the wall clock counts; what it cannot count is its first or last moment."""
+    try:
+        if found := _SINCE.fullmatch(text):
+            length = {"m": "minutes", "h": "hours", "d": "days"}[found[2]]
+            moment = datetime.now(UTC) - timedelta(**{length: int(found[1])})
+        else:
             moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise click.UsageError(f"--since {text!r}: a day (2026-01-31), or so long ago (30m, 12h, 7d)") from None
-        moment = moment if moment.tzinfo else moment.astimezone()
-    return int(moment.timestamp() * 1e9)
+            moment = moment if moment.tzinfo else moment.astimezone()
+    except (ValueError, OverflowError):  # no such words, or no such day
+        raise click.UsageError(f"--since {text!r}: a day (2026-01-31), or so long ago (30m, 12h, 7d)") from None
+    return max(0, min(int(moment.timestamp() * 1e9), _LAST_NS))

@@ -16,10 +16,13 @@ from msgspec import Raw
 
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Bus, DeadLetters, Listen, Post, Topics
-from agent_os.cli.asking import ask, listen
+from agent_os.cli.asking import ask, confirm, listen
 from agent_os.cli.changes import say
-from agent_os.cli.entries import jsonable
-from agent_os.cli.output import age, output_option, plain, print_json, table
+from agent_os.cli.naming import AGENT
+from agent_os.cli.output import age, output_option, plain, print_json
+from agent_os.cli.screen import show as show_list
+from agent_os.cli.screen import watched
+from agent_os.client.values import jsonable
 
 LANES = ("high", "normal", "low")
 _LONGEST = 60  # characters of a cell
@@ -31,7 +34,7 @@ _schema = click.option("--schema", default="", metavar="NAME", help="What kind o
 
 
 @click.command()
-@click.argument("agent", metavar="NAME")
+@click.argument("agent", metavar="NAME", type=AGENT)
 @click.argument("payload", metavar="[JSON|TEXT]", required=False)
 @_lane
 @_key
@@ -45,7 +48,7 @@ _schema = click.option("--schema", default="", metavar="NAME", help="What kind o
     metavar="SECONDS",
     help="How long to wait for the response.",
 )
-@output_option
+@output_option(names=("id",))
 def send(
     agent: str, payload: str | None, lane: Any, key: str | None, schema: str, wait: bool, timeout: float, as_json: bool
 ) -> None:
@@ -70,8 +73,9 @@ def bus() -> None:
 
 
 @bus.command("ls")
-@click.argument("agent", metavar="[NAME]", required=False)
-@output_option
+@click.argument("agent", metavar="[NAME]", required=False, type=AGENT)
+@output_option(names=("mailboxes.agent",))
+@watched
 def ls(agent: str | None, as_json: bool) -> None:
     """List what waits for whom, and who waits for an answer."""
     found: Row = ask(Bus(agent=agent))
@@ -83,7 +87,8 @@ def ls(agent: str | None, as_json: bool) -> None:
         (one["agent"], str(one["waiting"]), str(one["in_hand"]), str(one["bytes"]), _since(one["oldest_ns"], now))
         for one in found["mailboxes"]
     ]
-    click.echo(table(boxes, ("AGENT", "WAITING", "IN HAND", "BYTES", "OLDEST")) if boxes else "no message waits")
+    headings = ("AGENT", "WAITING", "IN HAND", "BYTES", "OLDEST")
+    show_list(boxes, headings, ("BYTES",), none="no message waits")
     for one in found["requests"]:
         click.echo(plain(f"{one['id']}  {one['from']} {'waits for' if one['waits'] else 'gave up on'} {one['to']}"))
     if found["dead"]:
@@ -92,7 +97,8 @@ def ls(agent: str | None, as_json: bool) -> None:
 
 
 @bus.command("topics")
-@output_option
+@output_option(names=("subscriptions.topic",))
+@watched
 def topics(as_json: bool) -> None:
     """List subscriptions, and how far behind each is."""
     subs = ask(Bus())["subscriptions"]
@@ -110,13 +116,14 @@ def topics(as_json: bool) -> None:
         )
         for one in subs
     ]
-    click.echo(table(rows, ("TOPIC", "GROUP", "AGENTS", "BEHIND", "BYTES", "ID")) if rows else "nobody has subscribed")
+    headings = ("TOPIC", "GROUP", "AGENTS", "BEHIND", "BYTES", "ID")
+    show_list(rows, headings, ("BYTES", "GROUP"), none="nobody has subscribed")
 
 
 @bus.command("reliable")
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @click.option("--off", is_flag=True, help="Take it back.")
-@output_option
+@output_option(names=("reliable.",))
 def reliable(topic: str | None, off: bool, as_json: bool) -> None:
     """List the topics that lose nothing, or say that those of a filter are: while a subscriber is too far behind,
     publishers are refused."""
@@ -135,7 +142,7 @@ def reliable(topic: str | None, off: bool, as_json: bool) -> None:
 @_lane
 @_key
 @_schema
-@output_option
+@output_option(names=("id",))
 def pub(topic: str, payload: str | None, lane: Any, key: str | None, schema: str, as_json: bool) -> None:
     """Publish an event: JSON, or else text."""
     said: Row = ask(Post(topic=topic, payload=_payload(payload), lane=lane, key=key, schema=schema))
@@ -167,8 +174,9 @@ class _Enough(Exception):
 
 
 @bus.command("dead")
-@click.argument("agent", metavar="[NAME]", required=False)
-@output_option
+@click.argument("agent", metavar="[NAME]", required=False, type=AGENT)
+@output_option(names=("letters.id",))
+@watched
 def dead(agent: str | None, as_json: bool) -> None:
     """List what could not be delivered, and why: the oldest first."""
     letters = ask(DeadLetters(agent=agent))["letters"]
@@ -188,7 +196,8 @@ def dead(agent: str | None, as_json: bool) -> None:
         )
         for one in letters
     ]
-    click.echo(table(rows, ("ID", "RECEIVER", "TOPIC", "FROM", "TRIES", "REASON", "AGE")) if rows else "no dead letter")
+    headings = ("ID", "RECEIVER", "TOPIC", "FROM", "TRIES", "REASON", "AGE")
+    show_list(rows, headings, ("TRIES", "TOPIC", "FROM"), none="no dead letter")
 
 
 @bus.command("redeliver")
@@ -202,8 +211,14 @@ def redeliver(letters: tuple[str, ...]) -> None:
 
 @bus.command("drop")
 @click.argument("letters", metavar="ID…", nargs=-1, required=True)
-def drop(letters: tuple[str, ...]) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def drop(letters: tuple[str, ...], yes: bool) -> None:
     """Forget dead letters. The record keeps that they were."""
+    if not yes:
+        there = {str(one["id"]) for one in ask(DeadLetters())["letters"]}
+        if lost := [one for one in letters if one in there]:
+            names = ", ".join(lost)
+            confirm(f"Forget {plain(names)}?", f"this forgets {names}", f"agentctl bus drop {' '.join(letters)} --yes")
     for one in letters:
         ask(DeadLetters(do="drop", letters=[one]))
         click.echo(plain(f"{one}  dropped"))

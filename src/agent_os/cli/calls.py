@@ -7,7 +7,8 @@ Pure. A call is told once, by the first entry that knows what it was: its intent
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from agent_os.cli.entries import Entry, jsonable
+from agent_os.cli.entries import Entry
+from agent_os.client.values import jsonable
 
 _ROLE = "worker"
 _TOLD = ("result", "decision", "intent", "outcome")

@@ -14,7 +14,9 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Capabilities, Grant, Revoke
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
+from agent_os.cli.screen import listed, watched
 
 _TIME = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -27,9 +29,10 @@ def cap() -> None:
 
 
 @cap.command("ls")
-@click.argument("agent", required=False)
+@click.argument("agent", required=False, type=AGENT)
 @click.option("--all", "everything", is_flag=True, help="Also what every agent holds without asking.")
-@output_option
+@output_option(names=("capabilities.handle", "standing.handle"))
+@watched
 def ls(agent: str | None, everything: bool, as_json: bool) -> None:
     """List what AGENT holds, or everybody; and approvals that stand."""
     found: Row = ask(Capabilities(agent=agent))
@@ -54,12 +57,15 @@ def ls(agent: str | None, everything: bool, as_json: bool) -> None:
     if not cells:
         say("nobody holds more than every agent does (--all shows that)")
         return
-    click.echo(table(cells, ("HANDLE", "AGENT", "CAPABILITY", "FROM", "TTL", "USES", "OPEN")))
+    click.echo(
+        listed(cells, ("HANDLE", "AGENT", "CAPABILITY", "FROM", "TTL", "USES", "OPEN"), ("FROM", "OPEN", "USES"))
+    )
 
 
 @cap.command("tree")
-@click.argument("agent")
-@output_option
+@click.argument("agent", type=AGENT)
+@output_option(names=("capabilities.handle",))
+@watched
 def tree(agent: str, as_json: bool) -> None:
     """Show what AGENT holds with all it was derived from, and what was derived from it."""
     found: Row = ask(Capabilities(agent=agent, tree=True))
@@ -92,13 +98,16 @@ def _branches(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
 
 
 @cap.command("grant")
-@click.argument("agent")
+@click.argument("agent", type=AGENT)
 @click.argument("capability", metavar="CAPABILITY")
+@click.option("--actions", metavar="get,head", help="What it allows, where CAPABILITY does not say so itself.")
 @click.option("--ttl", metavar="10m", help="How long it holds. Default: until the agent ends.")
 @click.option("--uses", type=click.IntRange(min=1), metavar="N", help="How often it can be used.")
-@output_option
-def grant(agent: str, capability: str, ttl: str | None, uses: int | None, as_json: bool) -> None:
+@output_option(names=("handle",))
+def grant(agent: str, capability: str, actions: str | None, ttl: str | None, uses: int | None, as_json: bool) -> None:
     """Give AGENT a capability, such as 'http:api.example.com:get' or 'file:/data/**:read'."""
+    if actions is not None:
+        capability = f"{capability}:{actions}"
     row: Row = ask(Grant(agent=agent, capability=capability, ttl_ms=_ttl(ttl) if ttl else None, uses=uses))
     if as_json:
         print_json(row)
@@ -112,7 +121,7 @@ def grant(agent: str, capability: str, ttl: str | None, uses: int | None, as_jso
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @click.option("--future-only", is_flag=True, help="Do not kill a process that has it mounted: only its next life.")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the change.")
-@output_option
+@output_option(names=("revoked.",))
 def revoke(handles: Sequence[str], future_only: bool, reason: str, as_json: bool) -> None:
     """Take back capabilities (c-12) and standing approvals (q-7), with all that was derived from them.
 

@@ -10,15 +10,16 @@ from agent_os.abi.syscalls import CheckpointOf, Resolve
 from agent_os.abi.syscalls import Replay as Rehearse
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import human_size, say
-from agent_os.cli.entries import jsonable
 from agent_os.cli.errors import EXIT_FAILED
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json
+from agent_os.client.values import jsonable
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option("--as", "label", default="", metavar="LABEL", help="What to call it. Default: k-1, k-2, …")
-@output_option
+@output_option(names=("checkpoint",))
 def checkpoint(name: str, label: str, as_json: bool) -> None:
     """Keep the present state of an agent. One with on_checkpoint is replayed from there from then on."""
     made = ask(CheckpointOf(agent=name, name=label))
@@ -31,7 +32,7 @@ def checkpoint(name: str, label: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option("--at", type=click.IntRange(1), metavar="SEQ", help="Only up to this entry.")
 @output_option
 def replay(name: str, at: int | None, as_json: bool) -> int:
@@ -57,7 +58,7 @@ def replay(name: str, at: int | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.argument("seq", type=click.IntRange(1))
 @click.option("--done", "verdict", flag_value="done", help="It happened; the agent goes on with --result.")
 @click.option("--not-done", "verdict", flag_value="not_done", help="It did not happen: do it now.")

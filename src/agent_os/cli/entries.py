@@ -3,7 +3,6 @@
 In: entries as the kernel tells them, with bodies. Out: strings. What agents wrote into them is made harmless.
 """
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -134,21 +133,6 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "grant": _of_grant,
     "revoke": _of_revoke,
 }
-
-
-def jsonable(value: Any) -> Any:
-    """As JSON can hold it: bytes that are text as text, others as base64."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": b64encode(value).decode()}
-    if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {str(jsonable(key)): jsonable(each) for key, each in items}
-    if isinstance(value, list | tuple):
-        return [jsonable(each) for each in cast("list[Any]", value)]
-    return value
 
 
 def _map(value: Any) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """How an error leaves agentctl: the sentence a person reads, the object a program reads, and the exit code.
 
 In: an `AgentOSError`, or the parts of one for failures that have no class (usage, internal). Out: lines on stderr and
-a number. Owns the exit codes (the names belong to `abi.errors`). Never decides what is an error.
+a number, which `abi.errors` owns with the names. Never decides what is an error.
 """
 
 import json
 
 import click
 
-from agent_os.abi.errors import AgentOSError
+from agent_os.abi.errors import AgentOSError, outcome
 from agent_os.cli.output import plain
 
 EXIT_FAILED = 1
@@ -16,33 +16,9 @@ EXIT_TAMPERED = 10  # a check of integrity failed
 EXIT_NOT_STARTED = 125  # of a verb that otherwise returns the guest's own code
 EXIT_INTERRUPTED = 130
 
-# The whole table, also for names that no subsystem raises yet: a later one must not choose its own number.
-EXIT_CODES = {
-    code: names.split()
-    for code, names in {
-        1: "EIO EUNKNOWN ENONDET EINTR ECANCELED",
-        2: "EINVAL EMSGSIZE ETYPE ENOSYS EPROTO EBADF ENOTDIR EISDIR",
-        3: "ENOENT ESRCH",
-        4: "EPERM EACCES EROFS",
-        5: "EPOLICY ELABEL ETRUST",
-        6: "EAPPROVAL",
-        7: "EBUDGET EDQUOT ENOSPC",
-        8: "EHOSTUNREACH EPIPE EFENCED",
-        9: "ECONFLICT EEXIST EBUSY EDEADLK",
-        11: "EISOLATION",
-        12: "EAGAIN",
-        124: "ETIMEDOUT",
-    }.items()
-}
-_EXIT_OF = {name: code for code, names in EXIT_CODES.items() for name in names}
-
 
 def exit_code(error: AgentOSError) -> int:
-    """The exit code of an error, or of the nearest class above it that has one."""
-    for cls in type(error).__mro__:
-        if cls.__name__ in _EXIT_OF:
-            return _EXIT_OF[cls.__name__]
-    return EXIT_FAILED
+    return outcome(error)[0]
 
 
 def report(error: AgentOSError, *, as_json: bool) -> None:

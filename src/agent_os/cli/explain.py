@@ -15,6 +15,7 @@ from agent_os.abi.errors import BY_NUMBER
 from agent_os.abi.syscalls import Explain
 from agent_os.cli.asking import ask
 from agent_os.cli.errors import exit_code
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json, table
 
 _MANIFESTS = (".agent.toml", ".agent.json")
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", type=AGENT)
 @click.argument("capability", metavar="CAPABILITY | FILE.agent.toml")
 @output_option
 def can(agent: str, capability: str, as_json: bool) -> int:

@@ -15,11 +15,12 @@ import click
 
 from agent_os.abi.errors import EHOSTUNREACH, EINVAL, EMSGSIZE, AgentOSError
 from agent_os.abi.syscalls import Apply, Body, Declared, Delete, Leave, Reach, Restart, Start, Stop
-from agent_os.cli.agents import each, many
+from agent_os.cli.agents import calling, each, many
 from agent_os.cli.asking import TO_LOOK, ask, confirm
 from agent_os.cli.changes import say
 from agent_os.cli.errors import EXIT_FAILED
 from agent_os.cli.members import ROOT, short
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json, shortened, table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Say what would happen a
 @click.option("--wait", is_flag=True, help="Return when each is ready, or cannot be.")
 @_dry_run
 @_yes
-@output_option
+@output_option(names=("agents.id",))
 def apply(paths: Sequence[Path], prune: bool, wait: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Declare the agents of manifests, and have the kernel keep them as declared.
 
@@ -78,11 +79,11 @@ def differences(paths: Sequence[Path], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.argument("names", metavar="[NAME...]", nargs=-1, type=AGENT)
 @_paths
 @_dry_run
 @_yes
-@output_option
+@output_option(names=("agents.id",))
 def delete(names: Sequence[str], paths: Sequence[Path], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Stop declared agents, in order, and forget them: by NAME, or those of manifests.
 
@@ -167,7 +168,7 @@ def _act(
     if bool(names) == every:
         raise click.UsageError(f"name agents, or give --all: agentctl {what} NAME")
     wanted = asyncio.run(_declared()) if every else names
-    return each(wanted, False, what, request, said, as_json, within=None)[1]
+    return each(wanted, False, what, calling(request, within=None), said, as_json)[1]
 
 
 async def _declared() -> list[str]:

@@ -16,13 +16,13 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import LookAtGoal, Prioritize, Queue, Submit, Withdraw
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
-from agent_os.cli.entries import jsonable
 from agent_os.cli.members import short
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, shortened, table
-from agent_os.cli.screen import again
+from agent_os.cli.screen import listed, watched
+from agent_os.client.values import jsonable
 
 PRIORITIES = ("critical", "high", "normal", "low")
-_EVERY_S = 1.0
 _LONGEST = 48  # characters of a cell
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
@@ -31,7 +31,12 @@ Row = dict[str, Any]
 
 @click.command()
 @click.argument("goal", nargs=-1, required=True)
-@click.option("--agent", metavar="NAME", help="Who is to do it. Else the ready agent whose skills and labels fit best.")
+@click.option(
+    "--agent",
+    metavar="NAME",
+    type=AGENT,
+    help="Who is to do it. Else the ready agent whose skills and labels fit best.",
+)
 @click.option("--priority", type=click.Choice(PRIORITIES), help="How urgent it is; else normal.")
 @click.option("--tenant", metavar="NAMESPACE", help="Whose share it counts for; else default.")
 @click.option("--within", metavar="TIME", help="It is of no use later: 90s, 10m, 2h, 1d.")
@@ -39,7 +44,7 @@ Row = dict[str, Any]
 @click.option("--input", "inputs", multiple=True, metavar="NAME=VALUE", help="Given beside the goal. JSON, or text.")
 @click.option("--budget", "amounts", multiple=True, metavar="RESOURCE=AMOUNT", help="Must be free: cost=0.50usd.")
 @click.option("--wait", is_flag=True, help="Until it is over; exit 1 if it was not done.")
-@output_option
+@output_option(names=("id",))
 def submit(
     goal: Sequence[str],
     agent: str | None,
@@ -77,24 +82,19 @@ def _submitted(said: Row) -> str:
 
 @click.group(invoke_without_command=True)
 @click.option("--all", "everything", is_flag=True, help="Also goals that ended lately.")
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-@output_option
+@output_option(names=("working.id", "waiting.id", "ended.id"))
+@watched
 @click.pass_context
-def queue(ctx: click.Context, everything: bool, watch: bool, as_json: bool) -> None:
+def queue(ctx: click.Context, everything: bool, as_json: bool) -> None:
     """List goals: those at which agents are, then those that wait, in the order in which they start."""
-    if ctx.invoked_subcommand is not None:
-        return
-
-    def draw() -> None:
+    if ctx.invoked_subcommand is None:
         found: Row = ask(Queue(all=everything))
         print_json(jsonable(found)) if as_json else _print(found)
-
-    again(draw, _EVERY_S, watch=watch)
 
 
 @queue.command("show")
 @click.argument("goal", metavar="ID")
-@output_option
+@output_option(names=("id",))
 def show(goal: str, as_json: bool) -> None:
     """Show one goal, with its result once it has one."""
     one: Row = ask(LookAtGoal(goal=goal))
@@ -108,7 +108,7 @@ def show(goal: str, as_json: bool) -> None:
 @queue.command("prioritize")
 @click.argument("target", metavar="ID|AGENT")
 @click.argument("priority", type=click.Choice(PRIORITIES))
-@output_option
+@output_option(names=("goals.id",))
 def prioritize(target: str, priority: str, as_json: bool) -> None:
     """Say how urgent a goal is, or all goals of an agent."""
     found: Row = ask(Prioritize(target=target, priority=priority))
@@ -122,7 +122,7 @@ def prioritize(target: str, priority: str, as_json: bool) -> None:
 @queue.command("withdraw")
 @click.argument("goal", metavar="ID")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with it.")
-@output_option
+@output_option(names=("id",))
 def withdraw(goal: str, reason: str, as_json: bool) -> None:
     """Take back a goal that waits. One that is worked at ends with its agent."""
     gone: Row = ask(Withdraw(goal=goal, reason=reason))
@@ -136,7 +136,9 @@ def _print(found: Row) -> None:
     if not rows:
         say('no goal waits: agentctl submit "what is to be done"')
         return
-    click.echo(table(rows, ("ID", "AGENT", "PRIORITY", "STATE", "AGE", "DEADLINE", "GOAL")))
+    click.echo(
+        listed(rows, ("ID", "AGENT", "PRIORITY", "STATE", "AGE", "DEADLINE", "GOAL"), ("DEADLINE", "AGE", "PRIORITY"))
+    )
 
 
 def _waits(one: Row) -> str:

@@ -9,8 +9,9 @@ import click
 from agent_os.abi.syscalls import History
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
-from agent_os.cli.screen import listed
+from agent_os.cli.screen import listed, watched
 
 Life = dict[str, Any]
 _HEADINGS = ("LIFE", "ISO", "BEGAN", "READY", "LASTED", "CLASS", "CODE", "DECISION", "REASON")
@@ -19,9 +20,10 @@ _TOLD = ("fail", "block", "quarantine", "escalate")  # decisions that the class 
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @click.option("-n", "last", type=click.IntRange(min=1), metavar="LIVES", help="Only the last ones.")
-@output_option
+@output_option(names=("lives.incarnation",))
+@watched
 def history(name: str, last: int | None, as_json: bool) -> None:
     """Show the lives of agent NAME, oldest first.
 

@@ -17,7 +17,11 @@ from agent_os.cli.output import output_option, plain, print_json
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLACE = "NAME"  # where the agent's name goes, in files and their names
-_RULES = {".agents/policy.toml": "common/policy.toml", "policy-cases.toml": "common/policy-cases.toml"}
+_RULES = {
+    "agent-os.toml": "common/agent-os.toml",
+    ".agents/policy.toml": "common/policy.toml",
+    "policy-cases.toml": "common/policy-cases.toml",
+}
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -66,10 +70,24 @@ TEMPLATES = {
     help="; ".join(f"{name}: {one.about}" for name, one in TEMPLATES.items()) + ".",
 )
 @click.option("--name", metavar="NAME", help="What to call the agent. Default: as the folder is called.")
-@output_option
+@output_option(names=("wrote.",))
 def init(folder: Path, template: str, name: str | None, as_json: bool) -> int:
     """Write an example agent, rules and a test of the rules into DIR, the present directory unless given. Nothing that
     is there is overwritten."""
+    return _begin(folder, template, name, as_json)
+
+
+@click.command()
+@click.argument("template", type=click.Choice(list(TEMPLATES)))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="[DIR]")
+@click.option("--name", metavar="NAME", help="What to call the agent. Default: as the folder is called.")
+@output_option(names=("wrote.",))
+def new(folder: Path, template: str, name: str | None, as_json: bool) -> int:
+    """The same as agentctl init [DIR] --template TEMPLATE."""
+    return _begin(folder, template, name, as_json)
+
+
+def _begin(folder: Path, template: str, name: str | None, as_json: bool) -> int:
     chosen = TEMPLATES[template]
     called = _named(name) if name else _name_of(folder)
     own = {target.replace(_PLACE, called): source for target, source in chosen.files.items()}

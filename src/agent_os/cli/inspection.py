@@ -8,15 +8,17 @@ from agent_os.abi.errors import ESRCH
 from agent_os.abi.syscalls import Body, Declared, Inspect
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import human_size
-from agent_os.cli.entries import deed, jsonable
+from agent_os.cli.entries import deed
 from agent_os.cli.members import now, restarts, short
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
+from agent_os.client.values import jsonable
 
 Facts = dict[str, Any]
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=AGENT)
 @output_option
 def inspect(name: str, as_json: bool) -> None:
     """Show everything that is known of one agent: state, limits, capabilities, checkpoints, what waits for you; of a

@@ -1,40 +1,80 @@
-"""`agentctl up`, `down`, `status`: the kernel itself.
+"""`agentctl up`, `down`: the kernel itself.
 
 In: flags. Out: one line a fact. `up` stays until Ctrl-C unless it is told to detach, and then takes the kernel down.
 """
 
 import asyncio
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import click
 
-from agent_os.abi.errors import EHOSTUNREACH
-from agent_os.abi.syscalls import Down, Leave, Status
+from agent_os.abi.doors import Gateway, Session
+from agent_os.abi.errors import EHOSTUNREACH, EINVAL, AgentOSError
+from agent_os.abi.syscalls import Down, Leave, Models, Status
 from agent_os.abi.text import native
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.changes import say
-from agent_os.cli.output import age, output_option, paint, plain, print_json, table
-from agent_os.cli.rules import alarm
+from agent_os.cli.health import model_names, rules_of
+from agent_os.cli.output import paint, plain
 from agent_os.client import place
+from agent_os.client.config import LEVELS, setting
 from agent_os.client.start import connected
 from agent_os.client.wire import Client, connect
 
+_TO_LISTEN = 90.0  # seconds
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Leave it running in the background.")
-def up(detach: bool) -> int:
-    """Start the kernel, or adopt one that a run has started, and keep it until Ctrl-C.
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="The directory of its state.")
+@click.option(
+    "--min-isolation", type=click.Choice(LEVELS, case_sensitive=False), help="Nothing starts below. Default S2."
+)
+@click.option("--port", type=click.IntRange(0, 65535), metavar="NUMBER", help="Of the dashboard. Default: 7700.")
+@click.option("--no-ui", is_flag=True, help="Only the kernel: no dashboard and no HTTP.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", help="Where to listen. Beyond loopback it needs TLS.")
+@click.option("--public-name", multiple=True, metavar="NAME", help="What browsers call it, beyond loopback.")
+@click.option("--cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Of TLS, with --key.")
+@click.option("--key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Of TLS, with --cert.")
+def up(
+    detach: bool,
+    home: Path | None,
+    min_isolation: str | None,
+    port: int | None,
+    no_ui: bool,
+    host: str,
+    public_name: tuple[str, ...],
+    cert: str | None,
+    key: str | None,
+) -> int:
+    """Start the kernel and the dashboard, or adopt a kernel that a run has started, and keep both until Ctrl-C.
 
     \b
       agentctl up --detach
     """
-    return asyncio.run(_up(detach))
+    wanted = Gateway(
+        do="start",
+        host=host,
+        names=list(public_name),
+        cert=cert and os.path.abspath(cert),
+        key=key and os.path.abspath(key),
+    )
+    if port is None:
+        port = setting("port").value
+    if port is not None:
+        wanted.port = wanted.last_port = port
+    if home is not None:
+        os.environ["AGENT_OS_HOME"] = str(home.absolute())
+    if min_isolation is not None:
+        os.environ["AGENT_OS_MIN_ISOLATION"] = min_isolation  # for the kernel that this starts
+    return asyncio.run(_up(detach, None if no_ui else wanted))
 
 
-async def _up(detach: bool) -> int:
+async def _up(detach: bool, gateway: Gateway | None) -> int:
     from agent_os import daemon
 
     asked = asyncio.Event()
@@ -49,14 +89,35 @@ async def _up(detach: bool) -> int:
             f"{facts['version']}  pid {facts['pid']}  {place.control_socket()}" + ("" if new else "  (it ran)"),
         )
         _line("home", f"{native(facts['home'])}  {facts['entries']:,} entries in its journal")
-        _line("policy", _rules(facts["policy"]))
+        _line("policy", rules_of(facts["policy"]))
         _fleet(facts)
-        found = await daemon.probe.isolation()
+        found = await daemon.isolation()
         _line("isolation", found.cause, found.status)
         if found.fix and found.status != "ok":
             say(f"fix   {plain(found.fix)}")
+        _line("models", model_names(await client.call(Models(do="list"), deadline=TO_LOOK)))
+        if gateway:
+            await _open_dashboard(client, gateway, new=new)
         say("next  agentctl run -- python my_agent.py")
         return 0 if detach else await _until_asked(client, asked)
+
+
+async def _open_dashboard(client: Client, wanted: Gateway, *, new: bool) -> None:
+    """It listens, and its address lets one person in. Settings that cannot be meant end what was started for them; what
+    else keeps it from listening is no reason to have no kernel."""
+    try:
+        found = await client.call(wanted, deadline=_TO_LISTEN)
+    except EINVAL:
+        if new:
+            await _stop(client, Down())
+        raise
+    except AgentOSError as error:
+        _line("dashboard", error.reason, "warn")
+        say(f"fix   {plain(error.hint)}")
+        return
+    code = await client.call(Session(do="code"), deadline=TO_LOOK)
+    minutes = round(code["seconds"] / 60)
+    _line("dashboard", f"{found['gateway']['url']}/#code={code['code']}   (valid once, {minutes} minutes)")
 
 
 def _fleet(facts: dict[str, Any]) -> None:
@@ -106,45 +167,3 @@ async def _stop(client: Client, request: Down) -> None:
     await client.ended()
     number = answer["agents"] if answer else 0
     say(f"stopped  kernel, process {client.pid}" + (f", and {number} agent{'s' * (number != 1)}" if number else ""))
-
-
-@click.command()
-@output_option
-def status(as_json: bool) -> None:
-    """Show how the kernel is."""
-    facts = asyncio.run(_status())
-    if as_json:
-        print_json({**facts, "home": native(facts["home"]), "socket": str(place.control_socket())})
-        return
-    agents = ", ".join(f"{number} {state}" for state, number in sorted(facts["agents"].items())) or "none"
-    ends = "ends with its last agent" if facts["auto"] else "stays until agentctl down"
-    rows = [
-        ("kernel", f"{facts['version']}  pid {facts['pid']}  up {age(facts['seconds'])}  {ends}"),
-        ("socket", place.control_socket()),
-        ("home", native(facts["home"])),
-        ("agents", agents),
-        *([("declared", facts["declared"])] if facts["declared"] else []),
-        *(("left out", one) for one in facts["left_out"]),
-        *([("quarantine", _released(facts["quarantined"]))] if facts["quarantined"] else []),
-        ("journal", f"{facts['journal']}  {facts['entries']:,} entries"),
-        ("policy", _rules(facts["policy"])),
-    ]
-    click.echo(table(rows))
-    alarm(facts["policy"])
-
-
-def _released(names: list[str]) -> str:
-    return f"{', '.join(names)}   agentctl release NAME lets one be started again"
-
-
-def _rules(policy: dict[str, Any]) -> str:
-    if not policy["files"]:
-        return "no rules: what agents hold decides"
-    count = sum(file["rules"] for file in policy["files"])
-    files = len(policy["files"])
-    return f"{count} rule{'s' * (count != 1)} in {files} file{'s' * (files != 1)}, {policy['mode']}"
-
-
-async def _status() -> dict[str, Any]:
-    async with connect() as client:
-        return await client.call(Status(), deadline=TO_LOOK)

@@ -8,6 +8,7 @@ one handler here turns that into the message and the code.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,6 +21,9 @@ import agent_os
 from agent_os.abi.errors import AgentOSError
 from agent_os.cli import errors
 
+_NO_VERB = re.compile(r"No such command '(.*?)'")
+_NO_CHOICE = re.compile(r"'(.*)' is not one of")
+
 
 class Verb(NamedTuple):
     target: str  # module:object
@@ -31,6 +35,7 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("agent_os.cli.run:run", "Agents", "Run any command, or a manifest, isolated.", errors.EXIT_NOT_STARTED),
     "init": Verb("agent_os.cli.init:init", "Agents", "Write an example agent to begin with."),
+    "new": Verb("agent_os.cli.init:new", "Agents", "The same by template: new TEMPLATE [DIR]."),
     "ps": Verb("agent_os.cli.agents:ps", "Agents", "List the agents."),
     "top": Verb("agent_os.cli.top:top", "Agents", "Watch all agents."),
     "kill": Verb("agent_os.cli.agents:kill", "Agents", "End agents and all they started, at once."),
@@ -40,12 +45,14 @@ VERBS = {
     "signal": Verb("agent_os.cli.agents:signal", "Agents", "Send an agent a signal."),
     "logs": Verb("agent_os.cli.agents:logs", "Agents", "Show what an agent wrote."),
     "wait": Verb("agent_os.cli.agents:wait", "Agents", "Wait for an agent to end, and end with its code."),
+    "work": Verb("agent_os.cli.work:work", "Work", "What an agent changed: diff, commit, rollback."),
     "diff": Verb("agent_os.cli.work:diff", "Work", "Show what an agent changed; with -f, what apply would."),
     "commit": Verb("agent_os.cli.work:commit", "Work", "Write an agent's changes to the real directory."),
     "discard": Verb("agent_os.cli.work:discard", "Work", "Throw an agent's changes away."),
     "snapshot": Verb("agent_os.cli.work:snapshot", "Work", "Keep an agent's changes of this moment under a name."),
     "events": Verb("agent_os.cli.events:events", "Record", "Show what happened, to everybody or to one agent."),
-    "trace": Verb("agent_os.cli.events:trace", "Record", "Show what one agent did, in time."),
+    "trace": Verb("agent_os.cli.trace:trace", "Record", "Show what one agent did, in time."),
+    "memory": Verb("agent_os.cli.memory:memory", "Record", "What an agent remembers: look, search, remove, export."),
     "inspect": Verb("agent_os.cli.inspection:inspect", "Record", "Show everything that is known of one agent."),
     "audit": Verb("agent_os.cli.audit:audit", "Record", "Read, verify, prove and export the signed log."),
     "checkpoint": Verb("agent_os.cli.checkpoint:checkpoint", "Record", "Keep the present state of an agent."),
@@ -53,6 +60,8 @@ VERBS = {
     "resolve": Verb("agent_os.cli.checkpoint:resolve", "Record", "Say what became of an effect nobody knows about."),
     "backup": Verb("agent_os.cli.backup:backup", "Record", "Copy journal and store, while agents run."),
     "restore": Verb("agent_os.cli.backup:restore", "Record", "Put journal and store back as they were."),
+    "token": Verb("agent_os.cli.token:token", "System", "Say who else may come in, and as what."),
+    "ui": Verb("agent_os.cli.ui:ui", "System", "Print the dashboard's address, with a code that lets you in."),
     "secrets": Verb("agent_os.cli.secrets:secrets", "System", "Keep secrets that agents use and never see."),
     "approvals": Verb("agent_os.cli.approvals:approvals", "Authority", "List what waits for a person's decision."),
     "approve": Verb("agent_os.cli.approvals:approve", "Authority", "Allow what an agent asks for."),
@@ -81,10 +90,15 @@ VERBS = {
     "policy": Verb("agent_os.cli.policy:policy", "Authority", "Check, test and compare rules."),
     "up": Verb("agent_os.cli.kernel:up", "System", "Start the kernel and keep it; a run starts one by itself."),
     "down": Verb("agent_os.cli.kernel:down", "System", "Stop every agent, then the kernel."),
-    "status": Verb("agent_os.cli.kernel:status", "System", "Show how the kernel is."),
-    "doctor": Verb("agent_os.cli.doctor:doctor", "System", "Check what this machine can isolate, by doing it."),
+    "status": Verb("agent_os.cli.health:status", "System", "Show how everything is, on one screen."),
+    "doctor": Verb("agent_os.cli.doctor:doctor", "System", "Check machine and installation, by doing things."),
+    "config": Verb("agent_os.cli.config:config", "System", "Show settings and where they come from; change yours."),
+    "completion": Verb("agent_os.cli.completion:completion", "System", "Print the script that lets a shell complete."),
     "version": Verb("agent_os.cli.version:version", "System", "Show the versions of Agent OS and Python."),
 }
+
+
+ALIASES = {"inbox": "approvals", "mem": "memory", "secret": "secrets", "suspend": "pause"}
 
 
 class AgentCtl(click.Group):
@@ -94,7 +108,7 @@ class AgentCtl(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        verb = VERBS.get(cmd_name)
+        verb = _verb(cmd_name)
         if verb is None:
             return None
         module, _, name = verb.target.partition(":")
@@ -103,8 +117,10 @@ class AgentCtl(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            raise click.UsageError(_unknown_verb(args[0]), ctx)
+        if _verb(args[0]) is None and not args[0].startswith("-"):
+            from agent_os.cli.naming import did_you_mean
+
+            raise click.UsageError(f"there is no verb {args[0]!r}{did_you_mean(args[0], [*VERBS, *ALIASES])}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,11 +129,8 @@ class AgentCtl(click.Group):
                 formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items() if verb.group == group])
 
 
-def _unknown_verb(word: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, VERBS, n=1, cutoff=0.5)
-    return f"there is no verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+def _verb(name: str) -> Verb | None:
+    return VERBS.get(ALIASES.get(name, name))
 
 
 @click.group(cls=AgentCtl, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False)
@@ -128,6 +141,8 @@ def app() -> None:
     \b
       agentctl run -- python my_agent.py
       agentctl init --template loop && agentctl run *.agent.toml
+
+    Short for others: inbox (approvals), mem (memory), secret (secrets), suspend (pause).
     """
 
 
@@ -165,7 +180,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
 
 
 def _failure_code(args: Sequence[str]) -> int | None:
-    verb = VERBS.get(args[0])
+    verb = _verb(args[0])
     return verb.failure if verb else None
 
 
@@ -175,10 +190,27 @@ def _report_click(error: click.ClickException, as_json: bool) -> None:
         code="EINVAL",
         detail_code="usage",
         severity="low",
-        reason=error.format_message().rstrip("."),
+        reason=_said(error).rstrip("."),
         hint=f"{ctx.command_path if ctx else 'agentctl'} --help",
         as_json=as_json,
     )
+
+
+def _said(error: click.ClickException) -> str:
+    """What click says, with the word that was meant where it does not guess."""
+    from agent_os.cli.naming import did_you_mean
+
+    said = error.format_message()
+    if (unknown := _NO_VERB.match(said)) and isinstance(error, click.UsageError) and error.ctx:
+        group = error.ctx.command
+        verbs = group.list_commands(error.ctx) if isinstance(group, click.Group) else []
+        near = did_you_mean(unknown[1], verbs) or f": it has {', '.join(verbs)}"
+        return f"{error.ctx.command_path} has no verb {unknown[1]!r}{near}"
+    if isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice):
+        choices = [str(one) for one in error.param.type.choices]
+        if wrong := _NO_CHOICE.match(error.message):
+            return said.rstrip(".") + did_you_mean(wrong[1], choices)
+    return said
 
 
 def _report_bug(error: Exception, as_json: bool) -> None:

@@ -32,7 +32,7 @@ def manifest() -> None:
 @manifest.command()
 @click.argument("paths", type=_FILE, nargs=-1)
 @click.option("--strict", is_flag=True, help="End with 1 if anything is odd, too.")
-@output_option
+@output_option(names=("manifests.",))
 def lint(paths: Sequence[Path], strict: bool, as_json: bool) -> int:
     """Read PATHS and tell every problem with file, line and key. Several files, or a directory, are taken as one fleet:
     names that nobody has and circles of waiting are found as well. Without PATHS: the present directory."""
@@ -75,7 +75,7 @@ def show(file: Path, as_json: bool) -> int:
 
 @manifest.command()
 @click.argument("what", required=False, metavar="[FILE|KEY]")
-@output_option
+@output_option(names=("keys.key",))
 def explain(what: str | None, as_json: bool) -> int:
     """Say what the keys of FILE give, and which capabilities it asks for. With KEY, such as health or
     health.max_restarts: what that key means. Without either: every key there is."""

@@ -13,16 +13,20 @@ import click
 from agent_os.abi.syscalls import Mcp
 from agent_os.cli.asking import ask, confirm
 from agent_os.cli.changes import say
-from agent_os.cli.entries import jsonable
+from agent_os.cli.mcp_clients import clients, register, serve, token, unregister
 from agent_os.cli.output import output_option, plain, print_json, shortened, table
+from agent_os.cli.screen import show as show_list
+from agent_os.cli.screen import watched
 from agent_os.cli.surroundings import environment, words
+from agent_os.client.config import setting
+from agent_os.client.values import jsonable
 
 Row = dict[str, Any]
 
 
 @click.group()
 def mcp() -> None:
-    """Servers of the Model Context Protocol, whose tools agents can call as mcp.NAME.TOOL."""
+    """Servers whose tools agents call as mcp.NAME.TOOL; and programs outside that call our tools."""
 
 
 @mcp.command("add")
@@ -47,7 +51,7 @@ def mcp() -> None:
 @click.option("--connect", default=30.0, metavar="SECONDS", help="That it may take to begin. Default 30.")
 @click.option("--timeout", default=60.0, metavar="SECONDS", help="That a call may take. Default 60.")
 @click.argument("argv", nargs=-1, metavar="[-- CMD [ARG]…]", type=click.UNPROCESSED)
-@output_option
+@output_option(names=("servers.name",))
 def add(
     name: str,
     url: str,
@@ -103,12 +107,13 @@ def _order(
         "secrets": list(secrets),
         "env": words(env),
         "limit": list(limit),
-        "min_isolation": os.environ.get("AGENT_OS_MIN_ISOLATION"),
+        "min_isolation": setting("min_isolation", project=True).value,
     }
 
 
 @mcp.command("ls")
-@output_option
+@output_option(names=("servers.name",))
+@watched
 def ls(as_json: bool) -> None:
     """List the servers and how they are."""
     said = ask(Mcp())
@@ -119,12 +124,13 @@ def ls(as_json: bool) -> None:
         (one["name"], one["state"], len(one["tools"]), shortened(one["where"]), shortened(one["problem"]))
         for one in said["servers"]
     ]
-    click.echo(table(rows, ("SERVER", "STATE", "TOOLS", "WHERE", "PROBLEM")) if rows else "no server")
+    headings = ("SERVER", "STATE", "TOOLS", "WHERE", "PROBLEM")
+    show_list(rows, headings, ("WHERE",), none="no server   agentctl mcp add NAME -- CMD")
 
 
 @mcp.command("test")
 @click.argument("name", metavar="NAME")
-@output_option
+@output_option(names=("servers.name",))
 def test(name: str, as_json: bool) -> None:
     """Ask a server for its tools, and hold them against those that were approved."""
     _told(ask(Mcp(do="test", name=name)), as_json)
@@ -133,7 +139,7 @@ def test(name: str, as_json: bool) -> None:
 @mcp.command("approve")
 @click.argument("name", metavar="NAME")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@output_option
+@output_option(names=("servers.name",))
 def approve(name: str, yes: bool, as_json: bool) -> None:
     """Show what a server has changed, and approve of exactly that."""
     said = ask(Mcp(do="test", name=name))
@@ -150,9 +156,13 @@ def approve(name: str, yes: bool, as_json: bool) -> None:
 
 @mcp.command("rm")
 @click.argument("name", metavar="NAME")
-@output_option
-def remove(name: str, as_json: bool) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option(names=("name",))
+def remove(name: str, yes: bool, as_json: bool) -> None:
     """End a server and forget it, with its tools."""
+    if not yes and any(one["name"] == name for one in ask(Mcp(do="list"))["servers"]):
+        lost = f"the server {name} would end, and what you approved of its tools be forgotten"
+        confirm(f"End {plain(name)} and forget its tools?", lost, f"agentctl mcp rm {name} --yes")
     ask(Mcp(do="remove", name=name))
     if as_json:
         print_json({"name": name})
@@ -180,3 +190,7 @@ def _told(said: Row, as_json: bool) -> None:
             say(plain(f"      it says now: {one['says'][alias]}"))
     if held or one["new"]:
         say(plain(f"next  agentctl mcp approve {name}"))
+
+
+for command in (register, clients, token, unregister, serve):
+    mcp.add_command(command)

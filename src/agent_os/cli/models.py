@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from agent_os.abi.syscalls import Models
-from agent_os.cli.asking import ask
+from agent_os.cli.asking import ask, confirm
 from agent_os.cli.changes import say
 from agent_os.cli.output import output_option, plain, print_json, table
+from agent_os.cli.screen import listed, watched
 
 _HEADINGS = ("PROVIDER", "DIALECT", "BASE", "KEY", "STATE")
 _WAITING = ("AGENT", "MODEL", "CLASS", "POSITION", "WAITED", "BECAUSE OF")
@@ -32,14 +33,15 @@ def model() -> None:
 
 
 @model.command()
-@output_option
+@output_option(names=("providers.name",))
+@watched
 def ls(as_json: bool) -> None:
     """List providers, aliases, and calls that wait."""
     found = ask(Models(do="list"))
     if as_json:
         print_json(found)
         return
-    click.echo(table([_row(one) for one in found["providers"]], _HEADINGS))
+    click.echo(listed([_row(one) for one in found["providers"]], _HEADINGS, ("BASE", "DIALECT")))
     for one in found["providers"]:
         if one["missing"]:
             say(f"{plain(one['name'])} has no key: {plain(one['add_key'])}")
@@ -80,9 +82,13 @@ def add(
 
 @model.command()
 @click.argument("name")
-@output_option
-def rm(name: str, as_json: bool) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option(names=("name",))
+def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove a provider that was added. What it was sent is on the record; its key stays a secret of yours."""
+    if not yes and any(one["name"] == name and one["own"] for one in ask(Models(do="list"))["providers"]):
+        lost = f"{name} would be removed, with its prices and limits"
+        confirm(f"Remove {plain(name)} with its prices and limits?", lost, f"agentctl model rm {name} --yes")
     ask(Models(do="remove", name=name))
     if as_json:
         print_json({"name": name})
@@ -111,7 +117,7 @@ def alias(name: str, stands_for: str | None, as_json: bool) -> None:
 @click.option("--cache-write", type=float, default=None, metavar="DOLLARS", help="Of input into one.")
 @click.option("--request", type=float, default=None, metavar="DOLLARS", help="For a million calls.")
 @click.option("--none", "forget", is_flag=True, help="As the public table has it, again.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@output_option(names=("name",), long="--format")
 def price(
     name: str,
     input_: float | None,
@@ -137,7 +143,7 @@ def price(
 @click.option("--input-tokens", type=float, default=None, metavar="NUMBER", help="Of input alone.")
 @click.option("--output-tokens", type=float, default=None, metavar="NUMBER", help="Of output alone.")
 @click.option("--none", "forget", is_flag=True, help="As learned from what the provider says, again.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@output_option(names=("name",))
 def limit(
     name: str,
     requests: float | None,

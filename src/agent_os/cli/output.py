@@ -1,4 +1,4 @@
-"""What agentctl prints: versioned JSON, aligned tables, colour where it is wanted, and text made harmless.
+"""What agentctl prints: versioned JSON or the same as YAML, tables, colour where it is wanted, and text made harmless.
 
 In: values and text, part of it written by agents. Out: strings, or lines on stdout. Never reads anything and never
 touches stderr, which belongs to messages.
@@ -8,12 +8,13 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
 
 API = "v1"
+_SHAPE, _NAMES = "agent_os.shape", "agent_os.names"  # in click's context: what this command is to print
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "bold": 1, "dim": 2}
 
 
@@ -39,9 +40,40 @@ def _plain_char(char: str, keep_newlines: bool) -> str:
     return char
 
 
+def shape() -> str:
+    """The format that was asked for; outside a command, JSON's."""
+    ctx = click.get_current_context(silent=True)
+    return ctx.meta.get(_SHAPE, "table") if ctx else "json"
+
+
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object on one line, with the version of its shape first."""
-    click.echo(json.dumps({"api": API, **value}, ensure_ascii=True, default=str))
+    """What a verb has for programs: one object on one line, with the version of its shape first; or the same as YAML,
+    or only its names, where that was asked for."""
+    whole = {"api": API, **value}
+    match shape():
+        case "yaml":
+            click.echo(_yaml(whole), nl=False)
+        case "name":
+            for name in _names(value, click.get_current_context().meta[_NAMES]):
+                click.echo(plain(name))
+        case _:
+            click.echo(json.dumps(whole, ensure_ascii=True, default=str))
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    """A document: several in a row can be told apart. ASCII alone, so that nothing in it steers a terminal."""
+    import yaml
+
+    same = json.loads(json.dumps(value, default=str))
+    return yaml.safe_dump(same, sort_keys=False, explicit_start=True, allow_unicode=False, width=1 << 16)
+
+
+def _names(value: Mapping[str, Any], paths: Sequence[str]) -> Iterator[str]:
+    """`agents.name`: of each in that list; `wrote.`: each is one. What has no such list is itself what is named."""
+    for path in paths:
+        part, _, field = path.rpartition(".")
+        rows = value[part] if part in value else () if len(paths) > 1 else [value]
+        yield from (str(row[field] if field else row) for row in rows)
 
 
 def show_result(result: Any) -> None:
@@ -82,8 +114,8 @@ def table(rows: Sequence[Sequence[object]], headings: Sequence[str] = ()) -> str
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """So many characters of it, the last one a sign that there was more."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """So many characters of it, the last one a sign that there was more; in the wide format all of it."""
+    return text if len(text) <= most or shape() == "wide" else f"{text[: most - 1]}…"
 
 
 def age(seconds: float) -> str:
@@ -94,13 +126,29 @@ def age(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
-def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `-o table|json` and `--json`; the command receives `as_json: bool`. The last one given wins."""
+def output_option(
+    command: Callable[..., Any] | None = None,
+    *,
+    names: Sequence[str] = (),
+    more: Sequence[str] = (),
+    long: str = "--output",
+) -> Callable[..., Any]:
+    """Adds `-o table|wide|json|yaml|name` and `--json`; the command receives `as_json: bool`, true where programs read,
+    and gives `print_json` the value. The last format given wins.
 
-    def is_json(_ctx: click.Context, _param: click.Parameter, value: str | None) -> bool:
-        return value == "json"
+    `names`: where in that value the names are, such as `agents.name`; without any, nothing here has one. `more`:
+    formats of this verb alone, which it asks `shape` about. `long`: where --output means something else.
+    """
+    if command is None:
+        return lambda given: output_option(given, names=names, more=more, long=long)
 
-    formats = click.Choice(["table", "json"])
-    short = click.option("--json", "as_json", flag_value="json", callback=is_json, help="Same as -o json.")
-    full = click.option("-o", "--output", "as_json", type=formats, default="table", callback=is_json, help="Format.")
+    def chosen(ctx: click.Context, _param: click.Parameter, value: str | None) -> bool:
+        if value is not None:
+            ctx.meta[_SHAPE], ctx.meta[_NAMES] = value, names
+        return ctx.meta.get(_SHAPE) in ("json", "yaml", "name")
+
+    formats = click.Choice(["table", "wide", "json", "yaml", *(["name"] if names else []), *more])
+    said = "Format; wide leaves out and shortens nothing."
+    short = click.option("--json", "as_json", flag_value="json", callback=chosen, help="Same as -o json.")
+    full = click.option("-o", long, "as_json", type=formats, default="table", callback=chosen, help=said)
     return full(short(command))

@@ -1,18 +1,26 @@
 """`agentctl policy`: rules before they are in force. Check them, test them, see what a change would change.
 
-Works on files alone and changes nothing; of a running kernel only what agents hold is asked. Text of a policy file is a
-stranger's and is shown harmless. Exit codes: 2 where a file cannot be loaded, 1 where a check or a test did not hold.
-What is in force, and how that is changed, is in `rules`.
+Works on files and changes nothing; a running kernel is only asked what agents hold, and what they did. Text of a policy
+file is a stranger's and is shown harmless. Exit codes: 2 where a file cannot be loaded, 1 where a check or a test did
+not hold. What is in force, and how that is changed, is in `rules`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent_os.abi.errors import EINVAL, ENOENT
+from agent_os.abi.syscalls import Events
+from agent_os.cli.asking import receive
+from agent_os.cli.budget import since_ns
+from agent_os.cli.calls import calls_of
 from agent_os.cli.changes import say
+from agent_os.cli.entries import Entry, when
 from agent_os.cli.errors import EXIT_FAILED
 from agent_os.cli.explain import explain
 from agent_os.cli.output import output_option, paint, plain, print_json, table
@@ -134,11 +142,19 @@ def test(file: Path, files: Sequence[Path], layer: str | None, tools: dict[str, 
 
 @policy.command()
 @click.argument("files", type=_FILE, nargs=-1, required=True, metavar="[BEFORE] AFTER")
-@click.option("--calls", type=_FILE, required=True, metavar="FILE", help="As agentctl events --calls writes them.")
+@click.option("--calls", type=_FILE, metavar="FILE", help="As agentctl events --calls writes them.")
+@click.option("--against", metavar="SINCE", help="The calls on record since a day (2026-01-31), or so long (7d).")
 @_layer
 @_tools
 @output_option
-def diff(files: Sequence[Path], calls: Path, layer: str | None, tools: dict[str, str | None], as_json: bool) -> int:
+def diff(
+    files: Sequence[Path],
+    calls: Path | None,
+    against: str | None,
+    layer: str | None,
+    tools: dict[str, str | None],
+    as_json: bool,
+) -> int:
     """Decide recorded calls again under BEFORE and AFTER, and list what would change.
 
     Without BEFORE: under the rules in force, and under those with AFTER in the place of the operator's (or of --layer).
@@ -148,6 +164,8 @@ def diff(files: Sequence[Path], calls: Path, layer: str | None, tools: dict[str,
 
     if len(files) > 2:
         raise click.UsageError("diff compares two files, or one with what is in force")
+    if (calls is None) == (against is None):
+        raise click.UsageError("which calls? --against 1d takes those on the record, --calls FILE those of a file")
     if len(files) == 2:
         (one, problems), (other, more) = (_opened([file], layer, tools) for file in files)
     else:
@@ -157,7 +175,8 @@ def diff(files: Sequence[Path], calls: Path, layer: str | None, tools: dict[str,
     if one is None or other is None:
         return refused([*problems, *(two for two in more if two not in problems)], as_json=as_json)
     try:
-        count, changes = rulebook.compared(one, other, calls)
+        with nullcontext(calls) if calls else _recorded(against or "") as found:
+            count, changes = rulebook.compared(one, other, found)
     except EINVAL as error:
         return refused(rulebook.problems(error), "no call was decided", as_json=as_json)
     if as_json:
@@ -168,6 +187,22 @@ def diff(files: Sequence[Path], calls: Path, layer: str | None, tools: dict[str,
         click.echo(table(rows, ("SEQ", "AGENT", "CALL", "BEFORE", "", "AFTER")))
     say(f"{count:,} calls decided again, {len(changes):,} otherwise")
     return 0
+
+
+@contextmanager
+def _recorded(against: str) -> Iterator[Path]:
+    """The calls on the record since then, as a file of them."""
+    since = since_ns(against) / 1e9
+
+    def heard(page: list[Entry]) -> None:
+        for entry in page:
+            if when(entry).timestamp() >= since:
+                file.writelines(f"{json.dumps(call, default=str)}\n" for call in calls_of(entry))
+
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        receive(Events(bodies=True), heard, start=False)
+        file.flush()
+        yield Path(file.name)
 
 
 def _opened(

@@ -16,7 +16,9 @@ from agent_os.abi.errors import EHOSTUNREACH, EINVAL, ENOENT
 from agent_os.abi.syscalls import ApplyRules, Inspect, ListAgents, Rules
 from agent_os.cli.changes import say
 from agent_os.cli.errors import EXIT_FAILED, exit_code
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json, table
+from agent_os.cli.screen import watched
 from agent_os.client import place
 from agent_os.client.start import session
 
@@ -27,8 +29,9 @@ Facts = dict[str, Any]
 
 
 @click.command()
-@click.argument("agent", required=False)
-@output_option
+@click.argument("agent", required=False, type=AGENT)
+@output_option(names=("rules.rule",))
+@watched
 def show(agent: str | None, as_json: bool) -> int:
     """Show the rules in force: all of them, or those about AGENT with what its project adds."""
     try:
@@ -69,18 +72,22 @@ def _of_files(agent: str | None) -> Facts:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would be in force and change nothing.")
 @output_option
-def apply(file: Path | None, as_json: bool) -> int:
+def apply(file: Path | None, dry_run: bool, as_json: bool) -> int:
     """Put FILE (or - for standard input) in the place of the operator's rules, if all of it can be understood. Without
     FILE: have the kernel read its files again, now."""
-    return _changed(file, None if file is None else _read(file), back=False, as_json=as_json)
+    if dry_run and file is None:
+        raise click.UsageError("--dry-run needs a FILE to try")
+    return _changed(file, None if file is None else _read(file), back=False, dry_run=dry_run, as_json=as_json)
 
 
 @click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be in force and change nothing.")
 @output_option
-def rollback(as_json: bool) -> int:
+def rollback(dry_run: bool, as_json: bool) -> int:
     """Go back to the operator's rules before the last apply. Twice is as if nothing had been."""
-    return _changed(None, None, back=True, as_json=as_json)
+    return _changed(None, None, back=True, dry_run=dry_run, as_json=as_json)
 
 
 def _read(file: Path) -> bytes:
@@ -93,12 +100,12 @@ def _read(file: Path) -> bytes:
     return data
 
 
-def _changed(file: Path | None, data: bytes | None, *, back: bool, as_json: bool) -> int:
+def _changed(file: Path | None, data: bytes | None, *, back: bool, dry_run: bool, as_json: bool) -> int:
     from agent_os import rulebook
 
     try:
         try:
-            facts = asyncio.run(_send(data, back))
+            facts = _tried(data) if dry_run else asyncio.run(_send(data, back))
         except EHOSTUNREACH:
             if data is None and not back:
                 raise
@@ -109,9 +116,12 @@ def _changed(file: Path | None, data: bytes | None, *, back: bool, as_json: bool
         problems = [_called(one, file) for one in rulebook.problems(error)]
         return refused(problems, "nothing has changed", as_json=as_json)
     if as_json:
-        print_json(facts)
+        print_json({**facts, "dry_run": dry_run})
         return 0
     show_files(facts["files"])
+    if dry_run:
+        click.echo(f"would be in force; digest {facts['digest'][:_HASH]}…")
+        return 0
     done = "lies ready for the next kernel" if facts.get("ready") else "in force" if facts["changed"] else "no change"
     click.echo(f"{done}{_version(facts)}; digest {facts['digest'][:_HASH]}…")
     return 0
@@ -135,6 +145,12 @@ async def _send(data: bytes | None, back: bool) -> Facts:
             await stream.send((data or b"")[at : at + _PIECE])
         stream.end()
         return await stream.result()
+
+
+def _tried(data: bytes | None) -> Facts:
+    from agent_os import rulebook
+
+    return rulebook.about(rulebook.would_be(place.home(), data))
 
 
 def _lay_ready(data: bytes | None) -> Facts:

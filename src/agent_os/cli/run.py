@@ -22,6 +22,7 @@ from agent_os.cli.changes import count, say, show, tell
 from agent_os.cli.errors import EXIT_INTERRUPTED
 from agent_os.cli.output import plain, show_result
 from agent_os.cli.surroundings import environment, words
+from agent_os.client.config import setting
 
 if TYPE_CHECKING:
     from agent_os.cli.following import Lost
@@ -85,7 +86,7 @@ _MANIFEST = (".agent.toml", ".agent.json")
 )
 @click.option("--min-isolation", metavar="S0…S4", help="Refuse to start below this level. Default S2.")
 @click.option("--commit", is_flag=True, help="At the end, if it ended 0, write ordinary changes to the project.")
-@click.option("--discard", is_flag=True, help="At the end throw the changes away.")
+@click.option("--discard", "--rm", "discard", is_flag=True, help="At the end throw the changes away.")
 @click.option("--keep", is_flag=True, help="Keep the changes for later. The default.")
 @click.option("--snapshot", metavar="NAME", help="Keep the changes under this name, to look at, commit or restore.")
 @click.option(
@@ -166,7 +167,7 @@ def run(
         "env": words([*(_usual_model(model) if authored else ()), *env]),
         "timeout": timeout,
         "limit": list(limit),
-        "min_isolation": min_isolation or os.environ.get("AGENT_OS_MIN_ISOLATION"),
+        "min_isolation": min_isolation or setting("min_isolation", project=True).value,
         "origin": origin,
         "snapshot": snapshot,
         "tty": list(terminal.size()) if interactive else None,

@@ -9,11 +9,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import click
 
-from agent_os.cli.output import plain, table, width
+from agent_os.cli.output import plain, shape, table, width
 
+EVERY_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
 _LAST_COLUMN = 16  # columns that it wants
 
@@ -32,8 +35,8 @@ def cut(line: str, columns: int) -> str:
 
 
 def columns() -> int | None:
-    """Of the terminal; None where there is none to fit into."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Of the terminal; None where there is none to fit into, or everything is wanted."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() and shape() != "wide" else None
 
 
 def fitted(text: str) -> str:
@@ -42,14 +45,25 @@ def fitted(text: str) -> str:
     return text if room is None else "\n".join(cut(line, room) for line in text.splitlines())
 
 
-def listed(rows: Sequence[Sequence[str]], headings: Sequence[str], spare: Sequence[str]) -> str:
+def listed(rows: Sequence[Sequence[object]], headings: Sequence[str], spare: Sequence[str] = ()) -> str:
     """A table for the terminal. Where that is too narrow, columns are left out in the order of `spare`, so that the
     last one, in which the news is, can still be read."""
     room = columns()
     if room is None:
         return table(rows, headings)
-    kept = fitting(rows, headings, spare, room)
-    return fitted(table([[row[at] for at in kept] for row in rows], [headings[at] for at in kept]))
+    cells = [list(map(str, row)) for row in rows]
+    kept = fitting(cells, headings, spare, room)
+    return fitted(table([[row[at] for at in kept] for row in cells], [headings[at] for at in kept]))
+
+
+def show(
+    rows: Sequence[Sequence[object]], headings: Sequence[str], spare: Sequence[str] = (), *, none: str = ""
+) -> None:
+    """The list, or, to whoever looks on, that there is nothing on it."""
+    if rows:
+        click.echo(listed(rows, headings, spare))
+    else:
+        click.echo(none, err=True)
 
 
 def fitting(rows: Sequence[Sequence[str]], headings: Sequence[str], spare: Sequence[str], room: int) -> list[int]:
@@ -63,18 +77,31 @@ def fitting(rows: Sequence[Sequence[str]], headings: Sequence[str], spare: Seque
     return kept
 
 
-def again(draw: Callable[[], object], every: float, *, watch: bool) -> None:
+def watched(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--watch`: the verb is done again every second."""
+
+    @wraps(command)
+    def verb(*args: Any, watch: bool, **kwargs: Any) -> Any:
+        return again(lambda: command(*args, **kwargs), EVERY_S, watch=watch)
+
+    return click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")(verb)
+
+
+def again(draw: Callable[[], Any], every: float, *, watch: bool) -> Any:
     """Draw once, or with `watch` until Ctrl-C: leaving a view is no failure."""
     try:
         while True:
             if watch and sys.stdout.isatty():
                 click.echo(_CLEAR, nl=False)
-            draw()
+            drawn = draw()
             if not watch:
-                return
+                return drawn
             sys.stdout.flush()
             time.sleep(every)
     except KeyboardInterrupt:
-        return
+        if not watch:
+            raise
+        return None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+        return None

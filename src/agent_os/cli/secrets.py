@@ -14,7 +14,8 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Secrets
 from agent_os.cli.asking import ask, confirm
 from agent_os.cli.changes import say
-from agent_os.cli.output import age, output_option, plain, print_json, table
+from agent_os.cli.output import age, output_option, plain, print_json
+from agent_os.cli.screen import listed, watched
 
 _HEADINGS = ("NAME", "HOSTS", "HEADER", "AGENTS", "USES", "LAST", "AGE", "VERSION")
 _NO_VALUE = (
@@ -37,7 +38,7 @@ def secrets() -> None:
 @secrets.command("set")
 @click.argument("name")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
-@output_option
+@output_option(names=("name",))
 def set_(name: str, rest: Sequence[str], as_json: bool) -> None:
     """Keep a new secret. Its value is read from stdin, without the line break at its end."""
     _told(_give(Secrets(do="set", name=name), rest), "set", as_json)
@@ -46,7 +47,7 @@ def set_(name: str, rest: Sequence[str], as_json: bool) -> None:
 @secrets.command()
 @click.argument("name")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
-@output_option
+@output_option(names=("name",))
 def rotate(name: str, rest: Sequence[str], as_json: bool) -> None:
     """Give a secret a new value, from stdin. New requests have it; the old one is masked for another day."""
     _told(_give(Secrets(do="rotate", name=name), rest), "rotated", as_json)
@@ -63,7 +64,7 @@ def rotate(name: str, rest: Sequence[str], as_json: bool) -> None:
     "--agent", "agents", multiple=True, metavar="NAME", help="Only these; 'build-*' is a beginning. Repeatable."
 )
 @click.option("--none", "unbind", is_flag=True, help="Take all its bindings away.")
-@output_option
+@output_option(names=("name",))
 def bind(
     name: str,
     hosts: Sequence[str],
@@ -87,14 +88,15 @@ def bind(
 
 
 @secrets.command()
-@output_option
+@output_option(names=("secrets.name",))
+@watched
 def ls(as_json: bool) -> None:
     """List secrets: where each may go, how often it was used, when last; never a value."""
     found = ask(Secrets(do="list"))["secrets"]
     if as_json:
         print_json({"secrets": found})
     elif found:
-        click.echo(table([row for one in found for row in _rows(one)], _HEADINGS))
+        click.echo(listed([row for one in found for row in _rows(one)], _HEADINGS, ("VERSION", "AGE")))
     else:
         say("no secrets   agentctl secrets set NAME keeps one")
 
@@ -110,7 +112,7 @@ def get(name: str) -> None:
 @secrets.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@output_option
+@output_option(names=("name",))
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove a secret, its bindings and all its versions."""
     known = any(one["name"] == name for one in ask(Secrets(do="list"))["secrets"])

@@ -13,8 +13,11 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import ToolCall, ToolsOf
 from agent_os.cli.asking import ask
 from agent_os.cli.changes import say
-from agent_os.cli.entries import jsonable
-from agent_os.cli.output import output_option, plain, print_json, shortened, table
+from agent_os.cli.naming import AGENT
+from agent_os.cli.output import output_option, plain, print_json, shortened
+from agent_os.cli.screen import show as show_list
+from agent_os.cli.screen import watched
+from agent_os.client.values import jsonable
 
 _LONGEST = 70  # characters of a cell
 Row = dict[str, Any]
@@ -33,9 +36,10 @@ def tool() -> None:
 
 @tool.command("ls")
 @click.argument("words", nargs=-1, metavar="[WORD…]")
-@click.option("--agent", metavar="NAME", help="What this agent may call.")
+@click.option("--agent", type=AGENT, help="What this agent may call.")
 @click.option("--tag", default="", help="Only those with this tag.")
-@output_option
+@output_option(names=("tools.name",))
+@watched
 def ls(words: tuple[str, ...], agent: str | None, tag: str, as_json: bool) -> None:
     """List tools, by name: all, or those with these words."""
     found: list[Row] = ask(ToolsOf(query=" ".join(words), tag=tag, agent=agent))["tools"]
@@ -52,12 +56,13 @@ def ls(words: tuple[str, ...], agent: str | None, tag: str, as_json: bool) -> No
         )
         for one in found
     ]
-    click.echo(table(rows, ("TOOL", "EFFECT", "HEALTH", "CALLS", "WHAT IT DOES")) if rows else "no such tool")
+    headings = ("TOOL", "EFFECT", "HEALTH", "CALLS", "WHAT IT DOES")
+    show_list(rows, headings, ("CALLS", "HEALTH"), none="no such tool")
 
 
 @tool.command("show")
 @click.argument("name", metavar="NAME[@VERSION]")
-@output_option
+@output_option(names=("tools.name",))
 def show(name: str, as_json: bool) -> None:
     """Show what a tool takes, gives and needs, and how it does."""
     found: list[Row] = ask(ToolsOf(name=name))["tools"]
@@ -85,7 +90,7 @@ def show(name: str, as_json: bool) -> None:
 @tool.command("call")
 @click.argument("name", metavar="NAME[@VERSION]")
 @click.argument("given", nargs=-1, metavar="[PARAM=VALUE…|JSON]")
-@click.option("--agent", metavar="NAME", help="As this agent, with what it holds. Without: as the operator.")
+@click.option("--agent", type=AGENT, help="As this agent, with what it holds. Without: as the operator.")
 @click.option("--dry-run", is_flag=True, help="Only check the parameters and the rights.")
 @output_option
 def call(name: str, given: tuple[str, ...], agent: str | None, dry_run: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import click
 from agent_os.abi.errors import EHOSTUNREACH, EINVAL, ENOSYS
 from agent_os.cli.glance import HEADINGS, ORDERS, Glance, head, line, look, nobody, ordered
 from agent_os.cli.members import SPARE, coloured
-from agent_os.cli.output import plain, print_json
+from agent_os.cli.output import output_option, plain, print_json, shape
 from agent_os.cli.screen import fitted, listed
 from agent_os.client.start import session
 
@@ -26,20 +26,19 @@ _ORDERS = click.Choice([*ORDERS, "tree"])
 @click.option(
     "--every", type=click.FloatRange(min=0.2), default=2.0, metavar="SECONDS", help="Between two looks. Default 2."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Format; json is --once.")
-@click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
-def top(once: bool, order: str, words: str, every: float, output: str, as_json: bool) -> None:
-    """Show all agents live, those in trouble first, with what the chosen one does.
+@output_option(names=("agents.name",))
+def top(once: bool, order: str, words: str, every: float, as_json: bool) -> None:
+    """Show all agents live, those in trouble first, with what the chosen one does. Any format but table is --once.
 
     \b
     arrows  choose      t  as a tree      p  pause     q  quit
     s       sort        d  details        c  resume    A  what waits for you
     /       filter      Enter  its trace  K  kill; each of the three asks first
     """
-    if as_json or output == "json":
+    if as_json:
         seen = asyncio.run(_once())
         print_json({"kernel": seen.facts, "agents": [row for _, row in ordered(seen, order, words)]})
-    elif once:
+    elif once or shape() == "wide":
         click.echo(picture(asyncio.run(_once()), order, words))
     else:
         _live(order, words, every)

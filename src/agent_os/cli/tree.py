@@ -8,39 +8,30 @@ import click
 from agent_os.abi.errors import EHOSTUNREACH, ESRCH
 from agent_os.cli.changes import say
 from agent_os.cli.members import SPARE, Row, cells, coloured, in_tree, is_shown, members, now, restarts
-from agent_os.cli.output import plain, print_json, shortened
-from agent_os.cli.screen import again, listed
+from agent_os.cli.naming import AGENT
+from agent_os.cli.output import output_option, print_json, shortened
+from agent_os.cli.screen import listed, watched
 from agent_os.client.start import session
 
-_EVERY_S = 1.0
 _NONE = "no kernel is running: agentctl up starts one, agentctl apply -f DIR declares agents"
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", help="Format.")
-@click.option("--json", "as_json", is_flag=True, help="Same as -o json.")
+@click.argument("name", required=False, type=AGENT)
 @click.option("--all", "everybody", is_flag=True, help="Also those that are stopped or have completed.")
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-def tree(name: str | None, output: str, as_json: bool, everybody: bool, watch: bool) -> None:
+@output_option(names=("agents.name",))
+@watched
+def tree(name: str | None, everybody: bool, as_json: bool) -> None:
     """Show who supervises whom: all agents, or NAME and those below it.
 
     RESTARTS is how many of its restarts in a row an agent has used; it comes back to 0 by running on.
     """
-    shape = "json" if as_json else output
-    again(lambda: _draw(name, shape, everybody), _EVERY_S, watch=watch)
-
-
-def _draw(name: str | None, shape: str, everybody: bool) -> None:
     rows = asyncio.run(_rows(everybody))
     if not rows:
         say(_NONE)
     found = list(in_tree(rows, _top(rows, name))) if rows else []
-    if shape == "json":
+    if as_json:
         print_json({"agents": [row for _, row in found]})
-    elif shape == "name":
-        for _, row in found:
-            click.echo(plain(row["name"]))
     elif found:
         click.echo(drawn(found))
 

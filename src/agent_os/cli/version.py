@@ -10,7 +10,7 @@ from agent_os.cli.output import output_option, print_json
 
 
 @click.command()
-@output_option
+@output_option(names=("version",))
 def version(as_json: bool) -> None:
     """Show the versions of Agent OS and Python."""
     python = ".".join(map(str, sys.version_info[:3]))

@@ -18,6 +18,7 @@ from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Snapshot, Work
 from agent_os.abi.text import native, portable
 from agent_os.cli.changes import count, counted, project, say, show, show_patches, tell
+from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
 from agent_os.client.start import session
 from agent_os.client.wire import Client
@@ -88,7 +89,7 @@ class _Progress:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=AGENT)
 @click.option("--patch", is_flag=True, help="Show the text of each change.")
 @click.option(
     "-f",
@@ -131,7 +132,7 @@ def diff(name: str | None, patch: bool, manifests: tuple[Path, ...], as_json: bo
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=AGENT)
 @click.option("--allow-protected", is_flag=True, help="Also commit files that tools execute or read as configuration.")
 @click.option("--only", metavar="PATH", multiple=True, help="Commit this path alone. Repeatable.")
 @click.option("--yes", is_flag=True, help="Do not ask; protected files stay out unless --allow-protected.")
@@ -160,7 +161,7 @@ def commit(
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=AGENT)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_option
 def discard(name: str | None, yes: bool, as_json: bool) -> None:
@@ -184,6 +185,11 @@ def discard(name: str | None, yes: bool, as_json: bool) -> None:
         print_json({**found.about(), "discarded": len(changes)})
     else:
         say(f"discarded {found.name}: {count(changes)}")
+
+
+@click.group()
+def work() -> None:
+    """What an agent changed, apart from the project until it is committed. The same verbs stand by themselves, too."""
 
 
 @click.command()
@@ -271,3 +277,6 @@ def _entry(change: Entry) -> Entry:
 
 
 _SHOWN = ("path", "kind", "type", "size", "mode", "sha256_old", "sha256_new", "protected", "refused")
+
+for _verb, _called in ((diff, "diff"), (commit, "commit"), (discard, "rollback"), (snapshot, "snapshot")):
+    work.add_command(_verb, _called)

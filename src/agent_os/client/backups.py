@@ -8,6 +8,7 @@ replaces is put aside, never deleted.
 # apsw's types name a class that the standard library has only since 3.12.
 # pyright: reportUnknownMemberType=false
 
+import errno
 import fcntl
 import os
 import shutil
@@ -19,7 +20,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from agent_os.abi.errors import EBUSY, ECONFLICT, EINVAL, EIO, ENOENT, AgentOSError
+from agent_os.abi.errors import (
+    EACCES,
+    EBUSY,
+    ECONFLICT,
+    EINVAL,
+    EIO,
+    ENOENT,
+    ENOSPC,
+    ENOTDIR,
+    EROFS,
+    AgentOSError,
+)
 from agent_os.abi.heads import parse_note, split_notes
 from agent_os.client.sources import open_source
 from agent_os.client.verify import Progress, Report, verify
@@ -72,6 +84,17 @@ class Writer:
         os.fsync(self._target.fileno())
 
 
+_KINDS: dict[int, type[AgentOSError]] = {
+    errno.ENOENT: ENOENT,
+    errno.ENOTDIR: ENOTDIR,
+    errno.EACCES: EACCES,
+    errno.EPERM: EACCES,
+    errno.EROFS: EROFS,
+    errno.ENOSPC: ENOSPC,
+    errno.EDQUOT: ENOSPC,
+}
+
+
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO]:
     """A file that appears whole or not at all, readable by its owner only. One that is there is not replaced."""
@@ -83,7 +106,10 @@ def new_file(path: Path) -> Generator[BinaryIO]:
             yield file
         os.rename(draft, path)
     except OSError as problem:
-        raise EIO("backup.unwritable", f"{path} cannot be written: {problem.strerror}") from problem
+        kind = _KINDS.get(problem.errno or 0, EIO)
+        raise kind(
+            "backup.unwritable", f"{path} cannot be written: {problem.strerror}", hint="another FILE"
+        ) from problem
     finally:
         draft.unlink(missing_ok=True)
 

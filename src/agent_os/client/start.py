@@ -19,6 +19,7 @@ from agent_os.abi import errors
 from agent_os.abi.errors import EACCES, EHOSTUNREACH, EIO, AgentOSError
 from agent_os.abi.syscalls import Leave
 from agent_os.client import place
+from agent_os.client.config import for_kernel
 from agent_os.client.wire import Client, connect
 
 LOG = "logs/kernel.log"
@@ -92,7 +93,14 @@ async def launch(*, stay: bool = False) -> bool:
             quiet = subprocess.DEVNULL
             _started.append(
                 subprocess.Popen(
-                    command, stdin=quiet, stdout=log, stderr=log, pass_fds=(writing,), cwd="/", start_new_session=True
+                    command,
+                    stdin=quiet,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(writing,),
+                    cwd="/",
+                    start_new_session=True,
+                    env=for_kernel(os.environ),
                 )
             )
         finally:

@@ -19,7 +19,7 @@ import msgspec
 from agent_os.abi import errors, frames
 from agent_os.abi.errors import ECANCELED, EHOSTUNREACH, EPERM, EPIPE, ETIMEDOUT, AgentOSError
 from agent_os.abi.syscalls import BY_REQUEST, Body
-from agent_os.client import place
+from agent_os.client import credentials, place
 
 CREDIT = 256 << 10  # bytes of chunks under way, in each direction of a stream
 _RESERVE = 4 << 10  # of our credit, for what must get through while data waits
@@ -66,6 +66,15 @@ class Client:
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
+
+    @property
+    def lost(self) -> bool:
+        """The connection is closed, by whichever side."""
+        return self._line.lost.is_set()
+
+    async def closed(self) -> None:
+        """Returns when it is."""
+        await self._line.lost.wait()
 
     def _silent(self) -> ETIMEDOUT:
         return _silent(self.pid)
@@ -243,7 +252,9 @@ class _Line(asyncio.Protocol):
 
 @asynccontextmanager
 async def connect(path: Path | None = None, *, token: str | None = None) -> AsyncGenerator[Client]:
-    """A connection that the kernel has welcomed. EHOSTUNREACH `daemon.down`: there is no kernel."""
+    """A connection that the kernel has welcomed, as whoever shows `token`; without one, as the environment says.
+    EHOSTUNREACH `daemon.down`: there is no kernel."""
+    token = credentials.shown() if token is None else token
     path = path or place.control_socket()
     opened = _dial(path)
     pid = _pid_behind(opened)

@@ -28,7 +28,7 @@ from agent_os.kernel.passing import (
     overtaken,
     revoked,
 )
-from agent_os.kernel.telling import body_of
+from agent_os.kernel.telling import announcement, body_of
 from agent_os.kernel.weighing import Weighing
 
 
@@ -47,7 +47,10 @@ class Acting:
         if passing.act.plan:
             self._start(passing, passing.act.plan())
         elif passing.act.way is not Way.EFFECT and not budget.needs_intent(passing):
-            self.do(passing)
+            if passing.act.announced and passing.act.way is Way.RESULT and not self._journal.failed:
+                self._announce(passing)
+            else:  # without a journal an operator can still look, kill and stop
+                self.do(passing)
         else:
             self._intend(passing)
 
@@ -67,6 +70,26 @@ class Acting:
                 self._answering.finish(passing, frames.NIL, self._journal.failed)
             else:
                 self._answering.refuse(passing, RECORD, fault(RECORD, bug))
+
+    def _announce(self, passing: Passing) -> None:
+        """An operator changes something, and the record says who and what before that happens."""
+        first = passing.act.announced == "first"
+        try:
+            done = (lambda: self._announced(passing)) if first else None
+            self._journal.put(announcement(passing), sync=True, done=done)
+        except Exception as bug:
+            if self._journal.failed is None:
+                self._answering.refuse(passing, RECORD, fault(RECORD, bug))
+                return
+            first = False
+        if not first:
+            self.do(passing)
+
+    def _announced(self, passing: Passing) -> None:
+        if passing.given_up and passing.act.can_stop:
+            self._answering.record(passing, None, given_up(), undone=True)
+        else:
+            self.do(passing)
 
     def _go_ahead(self, passing: Passing) -> None:
         """The intent is on disk. The world may have changed while we waited; who is refused now has done nothing, and

@@ -5,13 +5,14 @@ store must hold with it, and, when that is committed, one answer. Whatever canno
 nobody waits for ever. Also calls with a key, of which one acts and all others get its outcome. Decides nothing.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import Raw
 
 from agent_os.abi import frames
-from agent_os.abi.entries import Kind, Verdict
+from agent_os.abi.entries import INLINE_BODY, Entry, Kind, Verdict
 from agent_os.abi.errors import ECANCELED, EINVAL, EPIPE, EPOLICY, AgentOSError
 from agent_os.drivers.store import Blob, Put, Store
 from agent_os.kernel.authority.ruling import Policies
@@ -29,12 +30,13 @@ from agent_os.kernel.passing import (
     step_of,
     untold,
 )
-from agent_os.kernel.recorded import Recorded, body, digest
+from agent_os.kernel.recorded import Recorded, body, digest, hashed
 from agent_os.kernel.table import Agent
 from agent_os.kernel.telling import bare, body_of, draft_of, sign
 from agent_os.kernel.weighing import Weighing
 
 Violated = Callable[[Agent, AgentOSError], None]
+_KEY_NS = 24 * 3600 * 10**9
 
 
 class Answering:
@@ -67,7 +69,9 @@ class Answering:
     def _put_refusal(self, passing: Passing, step: int, error: AgentOSError, draft: Draft) -> None:
         draft.step, draft.verdict = step, Verdict.FORBID if isinstance(error, EPOLICY) else Verdict.REFUSE
         done = partial(self.finish, passing, frames.NIL, error)
-        self._journal.put(draft, sync=True, puts=held_for(passing, error), done=done)
+        seq = self._journal.put(draft, sync=True, puts=held_for(passing, error), done=done)
+        if isinstance(passing.caller, Agent) and passing.caller.outside:  # whom no replay tells the same again
+            error.detail["decision"] = f"d-{seq}"
 
     # Done, or failed at it.
 
@@ -97,6 +101,8 @@ class Answering:
                 value = kept = frames.body(done.value)
             if done.kept is not None:
                 kept = frames.body(done.kept)
+            elif len(bytes(value)) > INLINE_BODY and passing.caller.operator and self._is_look(passing):
+                kept = frames.body(hashed(bytes(value)))
         if passing.given_up and error is None and act.way is Way.EFFECT:
             error = ECANCELED(
                 "cancelled", "given up, but it had begun and came to its end", outcome=done and done.value
@@ -126,6 +132,12 @@ class Answering:
         if done is not None and done.beside:
             for one in done.beside:
                 self._journal.put(one, sync=sync)
+
+    def _is_look(self, passing: Passing) -> bool:
+        """Whoever looks at the kernel every second would fill the record with what it says of itself: of a long answer
+        that changed nothing, its hash is kept. One with a key must be there to be given again."""
+        act = passing.act
+        return act.way is Way.RESULT and not act.announced and passing.asked.key is None
 
     def _put_untold(self, passing: Passing, done: Done | None, error: AgentOSError) -> None:
         """What became of it is nothing that can be written down. That it ended is, and all that the store must hold."""
@@ -184,7 +196,7 @@ class Answering:
         found = self._store.get("keys", f"{name[0]}\0{key}")
         entry, kept = self._journal.read(int(found)) if found else (None, None)
         first = getattr(passing.caller, "first_aseq", 0)  # what is older was another's, who had its name
-        if entry is None or entry.aseq < first:
+        if entry is None or entry.aseq < first or (passing.caller.operator and _is_old(entry)):
             self._keyed[name] = [passing]
             passing.keyed = True
             return False
@@ -225,6 +237,11 @@ class Answering:
     def sign(self, passing: Passing, draft: Draft) -> None:
         """Why it was decided as it was."""
         sign(passing, draft, self._policies)
+
+
+def _is_old(entry: Entry) -> bool:
+    """At a door a key is good for a day."""
+    return time.time_ns() - entry.wall_ns > _KEY_NS
 
 
 def _require_same(key: str, asked: tuple[int, bytes], known: tuple[int, bytes]) -> None:

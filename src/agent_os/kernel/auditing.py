@@ -7,7 +7,7 @@ in threads, so that somebody who reads a long journal delays nobody who writes i
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,11 +16,13 @@ from agent_os.abi import errors
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Entry, Kind, Verdict
 from agent_os.abi.errors import EINVAL, ENOENT, ESRCH, ETIMEDOUT, AgentOSError
+from agent_os.abi.heads import parse_note
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, BY_REQUEST
 from agent_os.kernel import exports, rehearsal
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.checkpoints import require_name
+from agent_os.kernel.journal.writer import HEADS
 from agent_os.kernel.recorded import Recorded, decode_any
 from agent_os.kernel.table import Actor, Agent, qualified
 
@@ -34,6 +36,7 @@ _PAGE_BYTES = 256 << 10
 _LOOK_S = 0.25  # not every commit is announced
 _TO_CHECKPOINT = 30.0
 _TO_SIGN = 5.0
+_MOST_HEADS = 500
 _CALLS = (Kind.INTENT, Kind.OUTCOME, Kind.RESULT, Kind.DECISION)
 _CHECKPOINT = 26
 _PLACES = {"kernel"}  # who acts without being an agent; operators have a colon in their name
@@ -102,11 +105,22 @@ def _chosen(kernel: "Kernel", request: abi.Events, agent: str | None, end: int) 
         if last is not None:
             start = max(start, end - last + 1)
         return kernel.journal.scan(None, start, end)
-    first = 1
-    if last is not None and request.end is None:
-        first = max(1, kernel.store.aseq(agent) - last + 1)
-    found = (one for one in kernel.journal.scan(agent, first) if start <= one[0].seq <= end)
-    return found if last is None or request.end is None else iter(list(found)[-last:] if last else [])
+    first = 1 if last is None else max(1, _entries_until(kernel, agent, end) - last + 1)
+    found = takewhile(lambda one: one[0].seq <= end, kernel.journal.scan(agent, first))
+    return (one for one in found if start <= one[0].seq)
+
+
+def _entries_until(kernel: "Kernel", agent: str, end: int) -> int:
+    """How many entries an agent has up to that one of the journal. Its own count rises with the journal's."""
+    low, high = 0, kernel.store.aseq(agent)
+    while low < high:
+        middle = (low + high + 1) // 2
+        row = next(kernel.store.rows_of(agent, middle, middle), None)
+        if row is not None and row.seq <= end:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _who(kernel: "Kernel", name: str, *, must_exist: bool) -> str:
@@ -185,8 +199,19 @@ def _fault(error: AgentOSError) -> dict[str, Any]:
 # Prove.
 
 
-def _head(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
-    return Act(lambda: Done(kernel.journal.head()))
+async def _head(kernel: "Kernel", caller: Actor, request: abi.Head, stream: Stream | None) -> dict[str, Any]:
+    newest = kernel.journal.head()
+    if not request.most:
+        return newest
+    if not 0 < request.most <= _MOST_HEADS:
+        raise EINVAL("head.most", f"at most {_MOST_HEADS} heads are listed at once", field="most")
+    return newest | {"heads": await asyncio.to_thread(_heads, kernel, request)}
+
+
+def _heads(kernel: "Kernel", request: abi.Head) -> list[dict[str, Any]]:
+    below = "9" if request.below is None else f"{max(0, request.below):020}"  # a nine is greater than every size
+    found = [parse_note(note).head for _, note in kernel.store.before(HEADS, below, request.most)]
+    return [{"size": one.size, "root": one.root, "wall_ns": one.wall_ns, "boot": one.boot} for one in found]
 
 
 async def _prove(kernel: "Kernel", caller: Actor, request: abi.Prove, stream: Stream | None) -> dict[str, Any]:
@@ -238,7 +263,7 @@ def _note_of(kernel: "Kernel", size: int) -> str | None:
     head = kernel.journal.head()
     if head["size"] == size:
         return head["note"]
-    note = kernel.store.get("heads", f"{size:020}")
+    note = kernel.store.get(HEADS, f"{size:020}")
     return note.decode() if note else None
 
 
@@ -345,7 +370,7 @@ def story(kernel: "Kernel", agent_id: str) -> dict[str, Any]:
 
 _BY_TYPE: Mapping[type[abi.Body], Prepare] = {
     abi.Events: _waiting(_events),
-    abi.Head: _head,
+    abi.Head: _waiting(_head),
     abi.Prove: _waiting(_prove),
     abi.Consistency: _waiting(_consistency),
     abi.Export: _waiting(_export),

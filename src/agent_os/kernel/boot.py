@@ -44,7 +44,20 @@ async def boot(
     await journal.record(kernel.governing.at_boot(), sync=True)
     if agents:
         # These need Linux; embedding programs do not.
-        from agent_os.kernel import asking, auditing, granting, health, operator, rules, safe
+        from agent_os.kernel import (
+            asking,
+            auditing,
+            front,
+            granting,
+            health,
+            metrics,
+            operator,
+            outside,
+            remembering,
+            rules,
+            safe,
+            tokens,
+        )
         from agent_os.kernel.bus import office
         from agent_os.kernel.goals import desk
         from agent_os.kernel.models import desk as models
@@ -54,7 +67,10 @@ async def boot(
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
         for door in (
             operator,
+            front,
             auditing,
+            metrics,
+            remembering,
             safe,
             asking,
             granting,
@@ -68,13 +84,17 @@ async def boot(
             tooling,
             servers,
             models,
+            tokens,
+            outside,
         ):
             kernel.operations = {**kernel.operations, **door.PREPARE}
     await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start
     if agents:
+        await kernel.outside.restore()  # programs elsewhere that may come again
         await kernel.fleet.spawned.leave_no_orphans()
         await kernel.fleet.folder.scan()  # the operator's manifests; what is broken is left out
+        kernel.tokens.open()  # who may come in, and until when
         kernel.fleet.open()  # whoever a manifest declares is started, in the order of their needs
     kernel.bus.open()  # messages that wait start whoever they start
     kernel.start(kernel.governing.watch())  # a changed policy file is in force a moment later

@@ -6,7 +6,7 @@ few are made for every call and a dataclass takes four times as long to fill.
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from msgspec import Raw, Struct
 
@@ -131,8 +131,10 @@ class Act(Struct):
     door: Door | None = None
     label: "Callable[[], Label | None] | None" = None  # of what it tells of where `Done` has none, so of an error too
     sinks: Sequence[Need] | None = None  # where what its caller carries goes, if not to all of its needs
+    waits: Callable[[str], Mapping[str, Any]] | None = None  # what is told of it while that approval is waited for
     approved: Collection[str] = ()  # rules to which a person said yes for what this is a part of
     plan: Callable[[], Awaitable[None]] | None = None  # a look at the world, allowed but before the intent, which tells
+    announced: Literal["", "first", "beside"] = ""  # an operator's change: told before it is begun, or as it is
     leave: Leave | None = None  # given by the gate to a deed that takes time
 
 
@@ -155,3 +157,4 @@ class Asked(Struct):
     seen: int = 0
     request: Any = None  # the body decoded, as the table says
     stream: Stream | None = None  # where the table says that chunks go beside the reply
+    patience: float | None = None  # seconds that it waits for a person; None: as long as the question stands

@@ -80,6 +80,7 @@ class Connection(asyncio.Protocol):
         "_admit",
         "_alarm",
         "_gathered",
+        "_held",
         "_kernel",
         "_large",
         "_lost",
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._gathered: Gathered | None = None
         self._large: dict[int, int] = {}  # open calls that came in parts: their bytes
         self._out: list[bytes] = []
-        self._scheduled = self._paused = self._stuck = False
+        self._scheduled = self._paused = self._stuck = self._held = False
         self._alarm: asyncio.TimerHandle | None = None  # a frame has begun, or hello is due
         self._unread: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None  # it is not read: it has written its share of the journal
@@ -213,7 +214,12 @@ class Connection(asyncio.Protocol):
 
     def _full(self) -> bool:
         many = len(self._open) >= OPEN_CALLS or bool(self._large and sum(self._large.values()) >= LARGE_BYTES)
-        return many or self._stuck or self._resting is not None
+        return many or self._stuck or self._held or self._resting is not None
+
+    def hold(self, still: bool) -> None:
+        """Whoever the peer acts as stands still: nothing more is taken from it until that goes on."""
+        self._held = still
+        self._turn_soon()
 
     def _steer(self) -> None:
         """Read on, or let the peer's writes wait in its own socket."""

@@ -1,20 +1,19 @@
-"""The kernel's own part of the doctor: proxy, workspace, state directory, installation.
+"""The kernel's own part of the doctor: proxy, workspace, history, packages, disk.
 
 The sandbox's part is `sandbox.probe`. Everything is tried for real; what a check makes, it removes.
 """
 
 import asyncio
 import importlib.metadata
-import json
 import os
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_os.kernel import levels
 from agent_os.kernel.egress import Connection, Egress
 from agent_os.kernel.egress.addresses import parse_grant
 from agent_os.kernel.journal import Journal
@@ -23,7 +22,6 @@ from agent_os.kernel.process import start
 from agent_os.kernel.records import Records
 from agent_os.sandbox.probe import Check
 from agent_os.sandbox.spawner import Launcher
-from agent_os.sandbox.spec import LEVELS
 
 _LOW_DISK_MB = 1024
 
@@ -109,30 +107,23 @@ async def _get(place: tuple[str, int], url: str) -> int:
     return int(line[1]) if len(line) > 1 else 0
 
 
-def installation(host: Host, level: str) -> list[Check]:
-    return [_state(host), _not_lower_than_before(host, level), _foreign_package(), _pth_files(), _disk(host)]
+def home(host: Host, level: str) -> list[Check]:
+    return [_not_lower_than_before(host, level), _disk(host)]
 
 
-def _state(host: Host) -> Check:
-    mode = stat.S_IMODE(host.state.stat().st_mode)
-    if mode & 0o077:
-        return Check("state", "fail", f"{host.state} is open to others ({mode:o})", f"chmod 700 {host.state}")
-    return Check("state", "ok", f"{host.state} is yours alone")
+def installation() -> list[Check]:
+    return [_foreign_package(), _pth_files()]
 
 
 def _not_lower_than_before(host: Host, level: str) -> Check:
     """A host that isolated better last time is an alert, whatever the minimum is."""
-    memory = host.state / "level.json"
-    try:
-        before: str = json.loads(memory.read_text())["level"]
-    except (OSError, ValueError, KeyError):
-        before = level
-    if before in LEVELS and level in LEVELS and LEVELS.index(level) < LEVELS.index(before):
+    before = levels.known(host.state)
+    if before and levels.is_lower(level, before):
         return Check(
             "history", "fail", f"isolation fell from {before} to {level} since last time", "see isolation above"
         )
-    memory.write_text(json.dumps({"level": level}))
-    return Check("history", "ok", f"no lower than last time ({before})")
+    levels.remember(host.state, level)
+    return Check("history", "ok", f"no lower than last time ({before or level})")
 
 
 def _foreign_package() -> Check:

@@ -13,6 +13,7 @@ look and the deed. Here is the order; the look itself is in `weighing.py`, the d
 
 import asyncio
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any
 
 from agent_os.abi import frames
@@ -22,6 +23,7 @@ from agent_os.kernel.acting import Acting
 from agent_os.kernel.answering import Answering, Violated
 from agent_os.kernel.authority.ruling import Policies
 from agent_os.kernel.calls import GO, PARK, Act, Answer, Asked, Way
+from agent_os.kernel.counting import Moments
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.passing import (
     APPROVAL,
@@ -61,6 +63,7 @@ class Gate:
         self._prepare, self._policies = prepare, policies
         self.steps = steps(self.again)
         self.weighing = Weighing(policies, self.steps)
+        self.policy_checks = Moments()
         self._answering = Answering(journal, store, policies, self.steps, self.weighing, violated)
         self._acting = Acting(journal, self.steps, self.weighing, self._answering)
         self.cut_off_forbidden = self._acting.cut_off_forbidden
@@ -105,7 +108,12 @@ class Gate:
         try:
             self.weighing.hold(passing)
             step = POLICY
-            if steps.policy.check(passing) is not GO:
+            began = perf_counter_ns()
+            try:
+                verdict = steps.policy.check(passing)
+            finally:
+                self.policy_checks.add(perf_counter_ns() - began)
+            if verdict is not GO:
                 raise unclear()
             step = LABELS
             if steps.labels.check(passing) is not GO:
@@ -159,9 +167,12 @@ class Gate:
         passing.parked = True
         _stands_still(passing.caller, True)
         passing.opens(Parked(self, passing))
-        if passing.asked.deadline is not None:
-            loop = asyncio.get_running_loop()
-            passing.timer = loop.call_at(passing.asked.deadline, self._out_of_time, passing)
+        loop, asked = asyncio.get_running_loop(), passing.asked
+        ends = [] if asked.deadline is None else [asked.deadline]
+        if asked.patience is not None:
+            ends.append(loop.time() + asked.patience)
+        if ends:
+            passing.timer = loop.call_at(min(ends), self._out_of_time, passing)
 
     def _unpark(self, passing: Passing) -> None:
         passing.parked = False

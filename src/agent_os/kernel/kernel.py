@@ -9,19 +9,20 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
+from agent_os.abi.doors import CLIENT
 from agent_os.abi.entries import Kind, Verdict
-from agent_os.abi.errors import EBUSY, EINVAL, EPERM, EPIPE, AgentKernelPanic, AgentOSError
+from agent_os.abi.errors import EBUSY, EINVAL, EMSGSIZE, EPERM, EPIPE, AgentKernelPanic, AgentOSError
 from agent_os.abi.frames import Hello
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put, Store
-from agent_os.kernel import opened, peers, recorded, syscalls
+from agent_os.kernel import opened, peers, recorded, syscalls, viewing
 from agent_os.kernel.allowance import ENTRY, Room
 from agent_os.kernel.authority.authority import Authority
 from agent_os.kernel.authority.policy.layers import Current
@@ -34,12 +35,14 @@ from agent_os.kernel.bus.messaging import Messaging
 from agent_os.kernel.calls import Answer, Asked
 from agent_os.kernel.checkpoints import Checkpoints
 from agent_os.kernel.connection import Connection
+from agent_os.kernel.front import Front
 from agent_os.kernel.gate import Again, Gate
 from agent_os.kernel.goals.scheduler import Scheduler
 from agent_os.kernel.governing import Governing
 from agent_os.kernel.journal import Draft, Journal
 from agent_os.kernel.lives import Lives
 from agent_os.kernel.models.gateway import Gateway
+from agent_os.kernel.outside import Outside
 from agent_os.kernel.passing import QUARANTINE, RECORD, Passing, Steps, offence
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
@@ -47,7 +50,8 @@ from agent_os.kernel.sleeps import Sleeps
 from agent_os.kernel.supervisor.bonds import Bonds
 from agent_os.kernel.supervisor.fleet import Fleet
 from agent_os.kernel.supervisor.watching import Watching
-from agent_os.kernel.table import Agent, Caller, Ended, Table, bare
+from agent_os.kernel.table import Actor, Agent, Caller, Ended, Table, bare
+from agent_os.kernel.tokens import Words
 from agent_os.kernel.tooling import Tools
 from agent_os.kernel.vfs import Vfs
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from agent_os.kernel.operator import Guests
 
 _EXIT = 8  # a syscall
+LONGEST_LOOK = 16 << 10  # bytes
 _TURNED_AWAY_S = 1.0  # how long an agent is not heard after each call for which there is no room
 log = logging.getLogger("agent_os.kernel")
 
@@ -99,6 +104,7 @@ class Kernel:
         self.scheduler = Scheduler(self)
         self.bus = Messaging(self)
         self.models = Gateway(self)
+        self.outside = Outside(self)
         self.lives = lives = Lives(self)
         # What everybody asks of a life is asked of the kernel.
         self.adopt, self.furnish, self.greet, self.notice = lives.adopt, lives.furnish, lives.greet, lives.notice
@@ -106,8 +112,11 @@ class Kernel:
         self.end, self.left, self.left_by_itself = lives.end, lives.left, lives.left_by_itself
         self.wait_for, self.wait_for_child = lives.wait_for, lives.wait_for_child
         self.connections: set[Connection] = set()
+        self.tokens = Words(self)
         self.ended = asyncio.Event()
         self.halting = False
+        self.front: Front | None = None  # the composition root may give us one
+        self.examine: Callable[[], Awaitable[dict[str, Any]]] | None = None  # and a doctor
         self.client_left: Callable[[], None] = lambda: None  # whoever serves the control socket may want to know
         self._dirty: set[Connection] = set()
         self._hoping: set[asyncio.Future[None]] = set()  # for a commit
@@ -156,18 +165,25 @@ class Kernel:
     # Calls.
 
     def enter(self, caller: Caller, asked: Asked, answer: Answer) -> Passing | None:
+        if isinstance(caller, Actor):
+            return self._enter_operator(caller, asked, answer)
         replay = self.lives.replays.get(caller.id)
-        if isinstance(caller, Agent) and caller.watch:
+        if caller.watch:
             answer = caller.watch.call(asked, answer, replayed=replay is not None)
         if replay is not None:
             replay.call(asked, answer)
             return None
-        if isinstance(caller, Agent):
-            caller.allowance.spend(ENTRY)
-            if self.room.low() and asked.op != _EXIT:
-                self._turn_away(caller, asked, answer)
-                return None
+        caller.allowance.spend(ENTRY)
+        if self.room.low() and asked.op != _EXIT:
+            self._turn_away(caller, asked, answer)
+            return None
         return self.gate.enter(caller, asked, answer)
+
+    def _enter_operator(self, caller: Actor, asked: Asked, answer: Answer) -> Passing | None:
+        if caller.role != "operator" and len(asked.raw) > LONGEST_LOOK:  # every question is on the record
+            answer(frames.NIL, EMSGSIZE("look.long", f"a question of one who looks has at most {LONGEST_LOOK} bytes"))
+            return None
+        return self.gate.enter(caller, asked, viewing.veiled(asked, answer) if caller.role == "viewer" else answer)
 
     def _turn_away(self, agent: Agent, asked: Asked, answer: Answer) -> None:
         """There is no room on the disk, so the call is not begun. That it was refused is on the record, because a
@@ -212,16 +228,24 @@ class Kernel:
     def _admit_operator(self, connection: Connection, hello: Hello) -> Caller:
         if self.halting:
             raise EPIPE("halting", "the kernel is stopping")
-        return peers.admit(connection.transport.get_extra_info("socket"), hello.token)
+        peer = connection.transport.get_extra_info("socket")
+        if hello.token and hello.token.startswith(CLIENT):
+            peers.admit(peer, None, self.tokens)  # a pass is for a process of our operator's
+            return self.outside.by_pass(hello.token, connection)
+        found = peers.admit(peer, hello.token, self.tokens)
+        return found if isinstance(found, Actor) else self.outside.enter(found.name, connection, found.token)
 
     def _operator_left(self, connection: Connection, fault: AgentOSError | None) -> None:
+        self.outside.left(connection)
+        if isinstance(connection.caller, Actor):
+            self.tokens.left(connection.caller)
         if connection.caller:  # else it only looked whether somebody is here
             self.client_left()
 
     @property
     def clients(self) -> int:
         """Operators at our door, and whoever has not said yet who they are."""
-        return sum(not isinstance(one.caller, Agent) for one in self.connections)
+        return sum(not isinstance(one.caller, Agent) or one.caller.outside for one in self.connections)
 
     async def record_then(self, draft: Draft, then: Callable[[], None], puts: Sequence[Put] = ()) -> None:
         """Record, and do something at the very moment that it is committed: before the answer to anything that was
@@ -305,16 +329,20 @@ class Kernel:
             raise EBUSY("halting", "the kernel is stopping already")
         self.halting = True
         ended = Ended(ExitClass.LOST, -1, "the kernel was stopped")
-        for agent in self.table.alive():
+        for agent in self._ending():
             agent.fate = agent.fate or ended  # however it answers to being asked
         await self.fleet.shut(grace_s)
         await self._ask_to_end(grace_s)
-        await asyncio.gather(*(self.end(one, ended) for one in self.table.alive()), return_exceptions=True)
+        await asyncio.gather(*(self.end(one, ended) for one in self._ending()), return_exceptions=True)
         self.ended.set()
+
+    def _ending(self) -> list[Agent]:
+        """Who ends with the kernel. A program outside is not ours to end: it comes again."""
+        return [one for one in self.table.alive() if not self.outside.keeps(one)]
 
     async def _ask_to_end(self, grace_s: float) -> None:
         """SIGTERM, and a while for it. Who stands still cannot hear it, and without a journal nothing can be sent."""
-        hearing = [one for one in self.table.alive() if one.running and one.clock.awake.is_set()]
+        hearing = [one for one in self._ending() if one.running and one.clock.awake.is_set()]
         if not hearing or grace_s <= 0 or self.journal.failed:
             return
         asked = (self.signals.send(KERNEL, one, AgentSignal.SIGTERM) for one in hearing)
@@ -323,7 +351,7 @@ class Kernel:
 
     async def close(self) -> None:
         self.halting = True
-        for agent in self.table.alive():
+        for agent in self._ending():
             if agent.running:
                 await gone(agent.running)
         for connection in list(self.connections):
@@ -336,7 +364,9 @@ class Kernel:
         await self.models.close()
         if self.journal.failed is None:
             draft = Draft("kernel", Kind.HALT, body=frames.encode_body({"pid": os.getpid()}))
-            await self.journal.record(draft, puts=[*self.authority.close(), *self.models.learned()])
+            await self.journal.record(
+                draft, puts=[*self.authority.close(), *self.models.learned(), *self.tokens.close()]
+            )
         await self.journal.close()
 
 

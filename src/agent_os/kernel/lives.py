@@ -305,6 +305,8 @@ class Lives:
         puts = [*puts, *goals, *mail]
         told = {"class": ended.exit_class, "code": ended.code, "reason": ended.reason, "result": ended.result}
         told |= verdict.told if verdict else {}
+        if for_good:
+            told["forgets"] = True  # its working memory went with it
         if ended.difference:
             told["difference"] = ended.difference
         if agent.parent and not lasting:  # its place is free
@@ -370,6 +372,7 @@ class Lives:
             *self._kernel.authority.end(agent_id),
             *self._kernel.bus.buried(agent_id),
             *self._kernel.tools.buried(agent_id),
+            *self._kernel.outside.buried(agent_id),
         ]
 
     def _starts_again(self, agent: Agent, ended: Ended) -> bool:

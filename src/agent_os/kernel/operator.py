@@ -21,9 +21,10 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.abi.text import portable
-from agent_os.kernel import auditing, endowment, outputs, rules, works
+from agent_os.kernel import auditing, endowment, levels, outputs, rules, works
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.guests import Guests
+from agent_os.kernel.orders import minimum_level
 from agent_os.kernel.passing import QUARANTINE
 from agent_os.kernel.running import Follower, Run
 from agent_os.kernel.settling import Settled
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["PREPARE", "Guests"]
 _FOLLOW_S = 0.2
 _PIECE = 64 << 10
+_LONGEST_REASON = 200  # characters of a reason that a notice tells
 
 Prepare = Callable[["Kernel", Any, Asked], Act]
 
@@ -76,12 +78,16 @@ def _status(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
                 "quarantined": _quarantined(kernel),
                 "declared": sum(not one.spawned for one in kernel.fleet.kept.specs.values()),
                 "left_out": kernel.fleet.folder.left_out,
+                "log": kernel.journal.log_id.hex(),
                 "entries": kernel.store.size(),
+                "refused_hour": kernel.journal.refused.count(time.monotonic()),
                 "journal": str(kernel.journal.failed.reason) if kernel.journal.failed else "ok",
                 "clients": kernel.clients,
+                "gateway": kernel.front.facts() if kernel.front else None,
                 "auto": kernel.auto,
                 "halting": kernel.halting,
                 "policy": rules.summary(kernel),
+                "isolation": {"minimum": minimum_level(), "found": kernel.home and levels.known(kernel.home)},
             }
         )
 
@@ -189,19 +195,21 @@ async def _tell(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     if run and mine and signal in (AgentSignal.SIGTERM, AgentSignal.SIGKILL):
         run.guest.interrupted()  # by whoever started it: the outcome says so
     if signal is AgentSignal.SIGKILL:
-        return await _kill(kernel, caller, agent, run, quiet=mine)
+        return await _kill(kernel, caller, agent, run, request.reason, quiet=mine)
     await kernel.signals.send(caller, agent, signal)
     if signal in (AgentSignal.SIGSTOP, AgentSignal.SIGCONT):
-        _say(kernel, caller, agent, "paused" if signal is AgentSignal.SIGSTOP else "resumed")
+        _say(kernel, caller, agent, "paused" if signal is AgentSignal.SIGSTOP else "resumed", request.reason)
     return {"processes": 0, "survivors": 0, "seconds": 0.0}
 
 
-async def _kill(kernel: "Kernel", caller: Actor, agent: Agent, run: Run | None, *, quiet: bool) -> dict[str, Any]:
+async def _kill(
+    kernel: "Kernel", caller: Actor, agent: Agent, run: Run | None, why: str, *, quiet: bool
+) -> dict[str, Any]:
     """Returns when nothing of it is left; counts what there was and what, against all rules, still is."""
     began = time.monotonic()
     found = run.guest.members() if run else []
     if not quiet:
-        kernel.guests.notice(agent, f"killed by process {caller.pid}")
+        kernel.guests.notice(agent, f"killed by {caller.described}{_because(why)}")
     try:
         await kernel.signals.send(caller, agent, AgentSignal.SIGKILL)
     except AgentOSError:
@@ -219,13 +227,17 @@ async def _hold(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     await kernel.signals.send(caller, agent, AgentSignal.SIGSTOP if request.hold else AgentSignal.SIGCONT)
     news = was != request.hold
     if news:
-        _say(kernel, caller, agent, "paused" if request.hold else "resumed")
+        _say(kernel, caller, agent, "paused" if request.hold else "resumed", request.reason)
     return {"was": news}
 
 
-def _say(kernel: "Kernel", caller: Actor, agent: Agent, what: str) -> None:
+def _say(kernel: "Kernel", caller: Actor, agent: Agent, what: str, why: str) -> None:
     more = f"   go on: agentctl resume {agent.name}" if what == "paused" else ""
-    kernel.guests.notice(agent, f"{what} by process {caller.pid}{more}")
+    kernel.guests.notice(agent, f"{what} by {caller.described}{_because(why)}{more}")
+
+
+def _because(reason: str) -> str:
+    return f": {reason[:_LONGEST_REASON]}" if reason else ""
 
 
 def _alive(kernel: "Kernel", name: str) -> Agent:
@@ -255,7 +267,7 @@ async def _snapshot(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     agent = kernel.table.living(kernel.table.meant(request.agent))
     if agent and isinstance(agent.running, Run):
         try:
-            kept = await agent.running.guest.snapshot(request.name, f"process {caller.pid}")
+            kept = await agent.running.guest.snapshot(request.name, caller.described)
         except ESRCH:  # it has ended meanwhile, and its state is kept
             kept = await asyncio.to_thread(works.copy, kernel.guests.home, request.agent, request.name)
     else:
@@ -277,7 +289,7 @@ async def _logs(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     request, stream = cast("abi.Logs", asked.request), _stream(asked)
     wanted = kernel.table.meant(request.agent)
     skip = _of_earlier_lives(kernel, wanted) if request.newest else request.skip
-    reader = outputs.Reader(kernel.guests.home, as_file(qualified(wanted)), request.last, skip)
+    reader = outputs.Reader(kernel.guests.home, as_file(qualified(wanted)), request.last, skip, request.since_ns)
     try:
         while True:
             alive = kernel.table.living(wanted)

@@ -30,6 +30,11 @@ def digest(raw: bytes) -> bytes:
     return sha256(raw).digest()
 
 
+def hashed(data: bytes) -> dict[str, Any]:
+    """What stands for something that is not told."""
+    return {"size": len(data), "sha256": digest(data).hex()}
+
+
 def body(raw: bytes, value: Raw, error: AgentOSError | None, instead: object = None) -> bytes:
     """`instead` stands for the request where the journal should not keep the request itself."""
     if instead is None and error is None:

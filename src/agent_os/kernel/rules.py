@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from agent_os.abi import syscalls as abi
-from agent_os.abi.errors import EINVAL, EMSGSIZE, ESRCH
+from agent_os.abi.errors import ECONFLICT, EINVAL, EMSGSIZE, ESRCH
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.kernel import works
 from agent_os.kernel.authority.policy.findings import effective
@@ -81,13 +81,17 @@ def _rules(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
 
 def _apply(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
-    back = cast("abi.ApplyRules", asked.request).back
+    request = cast("abi.ApplyRules", asked.request)
+    back = request.back
 
     async def do() -> Done:
         data = await _sent(asked.stream)
         if back and data is not None:
             raise EINVAL("policy.both", "the rules before, or new ones: not both at once")
         before = kernel.authority.policies.current.policy.digest
+        if request.digest is not None and request.digest != before.hex():
+            reason = "the rules in force are no longer those that these were to replace"
+            raise ECONFLICT("policy.changed", reason, hint="look at them, and decide again", digest=before.hex())
         if back:
             policy = await kernel.governing.roll_back(caller.id)
         elif data is not None:

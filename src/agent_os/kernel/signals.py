@@ -48,6 +48,7 @@ class Signals:
         self._table: Table = kernel.table
         self._journal: Journal = kernel.journal
         self._graces: dict[str, asyncio.TimerHandle] = {}
+        self.sent: dict[AgentSignal, int] = {}  # delivered or masked, since the kernel began
 
     def needs(self, sender: Caller, target: Agent, signal: AgentSignal) -> list[Need]:
         """What a sender must hold. Ancestors need nothing; two signals are the kernel's alone."""
@@ -66,6 +67,7 @@ class Signals:
         if signal is AgentSignal.SIGSTOP and target.watch and not target.watch.up:
             hint = "agentctl stop ends it all the same"
             raise EBUSY("state", f"{target.name} is still starting, and cannot be held before it is ready", hint=hint)
+        self.sent[signal] = self.sent.get(signal, 0) + 1
         if isinstance(sender, Agent) and signal in target.mask:
             await self._defer(target, signal, value, sender)
             if signal is AgentSignal.SIGTERM:

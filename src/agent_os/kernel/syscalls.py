@@ -17,7 +17,7 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
-from agent_os.kernel import asking, elevation, health, people
+from agent_os.kernel import asking, elevation, health, people, roles
 from agent_os.kernel.authority.labels import CLEAN, Label
 from agent_os.kernel.bus import doors
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
@@ -25,7 +25,7 @@ from agent_os.kernel.goals import desk
 from agent_os.kernel.pipes import doors as pipes
 from agent_os.kernel.signals import known
 from agent_os.kernel.supervisor import bonds
-from agent_os.kernel.table import Agent, Caller
+from agent_os.kernel.table import Actor, Agent, Caller
 from agent_os.kernel.tools import doors as tools
 from agent_os.kernel.vfs import Stream as Content
 
@@ -39,7 +39,26 @@ _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
 _decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
 _NEVER: Callable[[], Done] = Done
-_ANY = {5, 6, 7, 8, 9, 18, 19, 26, 38, 40, 41, 44, 131, 161, 183, 215, 241}  # bodies with a part that no schema bounds
+_ANY = {
+    5,
+    6,
+    7,
+    8,
+    9,
+    18,
+    19,
+    26,
+    38,
+    40,
+    41,
+    44,
+    131,
+    161,
+    183,
+    215,
+    230,
+    241,
+}  # bodies with a part that no schema bounds
 
 
 def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
@@ -53,7 +72,12 @@ def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
         whom = "operators on the control socket" if operator else "agents"
         raise EPERM("operator", f"{BY_NUMBER[op].name} is for {whom}")
     asked.request = _decode(asked)
-    return (kernel.operations if operator else PREPARE)[op](kernel, caller, asked)
+    if not isinstance(caller, Actor):
+        return PREPARE[op](kernel, caller, asked)
+    roles.require(caller, op, asked.request)
+    act = kernel.operations[op](kernel, caller, asked)
+    act.announced = roles.announced(op, asked.request)
+    return act
 
 
 def _decode(asked: Asked) -> Body:
@@ -194,10 +218,23 @@ def _exec(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Exec", asked.request)
     if request.tool == people.FINISH:
         return people.finish(agent, request)
+    if agent.outside:
+        _as_outside(kernel, agent, request)
+    asked.patience = None if request.wait_ms is None else request.wait_ms / 1000
+    # How long it waits, and by what it is taken up again, is no part of what a person is asked about.
+    request = asked.request = msgspec.structs.replace(request, wait_ms=None, state="")
     key = asked.key or f"{kernel.journal.log_id.hex()[:8]}:{agent.id}:{kernel.journal.next_seq}"
     act = kernel.tools.prepare(agent, request, key, cap=asked.cap)
     act.facts = {**act.facts, "args": request.params, "size": len(asked.raw)}
+    if agent.outside:
+        act.waits = lambda approval: {"state": kernel.outside.state(agent, request.tool, request.params, approval)}
     return act
+
+
+def _as_outside(kernel: "Kernel", agent: Agent, request: abi.Exec) -> None:
+    kernel.outside.require_offered(agent, request.tool)
+    if request.state:
+        kernel.outside.take_up(agent, request.tool, request.params, request.state)
 
 
 def _think(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:

@@ -137,6 +137,7 @@ class Agent:
     named_hosts: frozenset[str] = frozenset()  # that a person named when they started it
     allowance: Allowance = field(default_factory=Allowance)  # of the journal; one for it and all that descend from it
     above: tuple[Party, ...] = ()  # its parent, that one's parent, and so on
+    outside: bool = False  # a program elsewhere acts as it, over the control socket
 
     operator = False
 
@@ -206,17 +207,31 @@ class Ended:
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """An operator at a door. Holds no handles: its role decides."""
+    """Somebody at a door. Holds no handles: its role decides."""
 
-    id: str  # local:1000
+    id: str  # local:1000, token:anna
     pid: int | None = None  # of the process at the other end
     incarnation: int = 0
     isolation: str = ""
     delivered: int = 0
     quarantined: bool = False
     leaving: bool = False  # it said that it is done
+    name: str = ""  # as people call it
+    role: str = "operator"
+    via: str = "local"  # token, session, ticket, code: what it showed
+    token: str = ""  # the name of that on which all of this rests
+    session: bytes = b""  # which one, by its hash
+    entered: bool = False  # its code gave it a session
 
     operator = True
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.id
+
+    @property
+    def described(self) -> str:
+        """To somebody who wonders who did that."""
+        return f"process {self.pid}" if self.via == "local" else self.name
 
     @property
     def actor(self) -> str:

@@ -5,6 +5,8 @@ and what was asked and answered. Where that cannot be written down, `bare` is wh
 does, which also knows what the store must hold with it.
 """
 
+from typing import Any
+
 from msgspec import Raw
 
 from agent_os.abi import frames
@@ -15,9 +17,10 @@ from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.authority.ruling import Policies
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.passing import NOTHING, Passing
-from agent_os.kernel.recorded import body
+from agent_os.kernel.recorded import body, digest
 
 NOTHING_SAID = b"\xc0"
+_LONGEST_TOLD = 1024  # bytes of a request
 _ALLOW = int(Verdict.ALLOW)
 _UNTOLD = frozenset({BY_NAME["OP_SECRETS"].number})  # not understood, it may hold a value where none belongs
 
@@ -68,6 +71,14 @@ def body_of(passing: Passing, error: AgentOSError | None, value: Raw = frames.NI
     if said is None and len(asked.raw) > frames.MAX_FRAME:  # it came in parts: its digest is enough
         said = {"bytes": len(asked.raw)}
     return body(asked.raw, value, error, said)
+
+
+def announcement(passing: Passing) -> Draft:
+    """Who is about to change what. The answer's entry holds the whole request; a long one is told by its hash here."""
+    caller, asked = passing.caller, passing.asked
+    told: dict[str, Any] = {"event": "asked", "via": getattr(caller, "via", ""), "role": caller.role}
+    told |= {"request": Raw(asked.raw)} if len(asked.raw) <= _LONGEST_TOLD else {"request_hash": digest(asked.raw)}
+    return Draft(caller.id, Kind.CHANGE, caller.incarnation, asked.op, body=frames.encode_body(told))
 
 
 def bare(passing: Passing, kind: Kind, error: AgentOSError) -> Draft:

@@ -26,6 +26,8 @@ from agent_os.abi.syscalls import Effect, Exec
 from agent_os.abi.tools import EFFECTS, LARGEST_OUTPUT, LONGEST_TIMEOUT_S, EffectClass, ToolInfo, ToolResult, ToolSpec
 from agent_os.drivers.store import Blob, Put
 from agent_os.kernel.authority.labels import Label, joined, of_source, packed, unpacked, untrusted
+from agent_os.kernel.authority.policy.rules import Effect as Verdict
+from agent_os.kernel.authority.ruling import weigh
 from agent_os.kernel.calls import SAID, Act, Asked, Done, Need, Way
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.tools import native
@@ -127,9 +129,15 @@ class Tools:
                 agent.holdings.find([own if tool.owner else Need("tool", "call", tool.spec.name)])
             except AgentOSError:
                 return False
-            return True
+            return not agent.outside or self._is_offered(agent, tool.spec.name)
 
         return self.registry.list(query, tag, agent.id, may=may)
+
+    def _is_offered(self, agent: "Agent", name: str) -> bool:
+        """To a program outside: what no rule forbids whatever it asks for, and what controls the OS only if said so."""
+        policy = self._kernel.authority.policies.of(agent.id)
+        forbidden = weigh(policy, agent, [Need("tool", "call", name)]).effect is Verdict.FORBID
+        return not forbidden and self._kernel.outside.offers(agent, name)
 
     def prepare(
         self,

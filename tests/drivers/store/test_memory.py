@@ -26,6 +26,7 @@ def stores() -> Iterator[tuple[MemoryStore, SqliteStore]]:
 def told(store: Store) -> object:
     facts = [list(store.items(bucket, prefix)) for bucket in "xyz" for prefix in ("", "a", "a/", "é")]
     rows = [list(store.rows(1)), list(store.rows(2, 3)), list(store.rows_of("a")), list(store.rows_of("b", 2, 2))]
+    facts += [store.before(bucket, key, most) for bucket in "xy" for key in ("", "a/", "zz") for most in (1, 9)]
     return facts, rows, store.size(), store.row(2), store.row(99), store.aseq("a"), store.aseq("c"), store.blob(b"d")
 
 

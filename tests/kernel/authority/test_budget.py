@@ -276,6 +276,8 @@ def test_spending_is_added_up_by_agent_model_and_day() -> None:
     assert rows() == {(CHILD,): {"cost": 11}, (PARENT,): {"cost": 1, "calls": 1}}
     assert rows("model") == {("m1",): {"cost": 4}, ("",): {"cost": 8, "calls": 1}}
     assert rows("day", "agent")[("1970-01-02", CHILD)] == {"cost": 7}
+    assert rows("hour", "agent")[("1970-01-02T00", CHILD)] == {"cost": 7}
+    assert rows("minute", "agent")[("1970-01-02T00:00", CHILD)] == {"cost": 7}
     assert rows("agent", since=day) == {(PARENT,): {"cost": 1, "calls": 1}, (CHILD,): {"cost": 7}}
 
 

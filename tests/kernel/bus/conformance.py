@@ -107,6 +107,7 @@ class Delivering:
         bench.pull(n=2)
         lag = bench.broker.lag("b")
         assert (lag.waiting, lag.in_hand) == (3, 2)
+        assert sum(lag.lanes) == 3
         assert lag.bytes > 0
 
 

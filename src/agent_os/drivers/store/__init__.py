@@ -62,6 +62,10 @@ class Store(Protocol):
         """By key, in order of bytes."""
         ...
 
+    def before(self, bucket: str, key: str, most: int) -> list[tuple[str, bytes]]:
+        """At most so many with a lesser key, the greatest first."""
+        ...
+
     def erase(self, digests: Sequence[bytes]) -> None:
         """Remove bodies from the body store. Entries and hashes stay."""
         ...

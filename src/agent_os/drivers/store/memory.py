@@ -78,6 +78,10 @@ class MemoryStore:
             found = [(key, facts[key]) for key in (keys if not prefix else _below(keys, prefix))]
         return iter(found)
 
+    def before(self, bucket: str, key: str, most: int) -> list[tuple[str, bytes]]:
+        found = [one for one in self.items(bucket) if one[0] < key]
+        return found[::-1][:most]
+
     def erase(self, digests: Sequence[bytes]) -> None:
         with self._lock:
             for digest in digests:

@@ -217,6 +217,10 @@ class SqliteStore:
                 yield key, value
             page = self._ask(sql.format(">"), bucket, page[-1][0])
 
+    def before(self, bucket: str, key: str, most: int) -> list[tuple[str, bytes]]:
+        sql = "select key, value from kv where bucket = ? and key < ? order by key desc limit ?"
+        return self._ask(sql, bucket, key, most)
+
     def erase(self, digests: Sequence[bytes]) -> None:
         with self._lock:
             self._want_sync(True)

@@ -241,9 +241,11 @@ class Approvals:
         state = State.APPROVED if approve else State.REFUSED
         return self._move(one, state, by=person.id, via=via, scope=scope if approve else "", note=note, value=value)
 
-    def find(self, approval: str) -> Approval:
+    def find(self, approval: str, *, waits: bool = False) -> Approval:
+        """`waits`: for the call that asks. It hears of a question that is not on disk yet, since its own refusal is
+        written, and so told, after that."""
         one = self._all.get(approval)
-        if one is None or one.id in self._unseen:
+        if one is None or (one.id in self._unseen and not waits):
             raise ENOENT("approval.unknown", f"there is no approval {approval!r}", hint="agentctl approvals lists them")
         return one
 

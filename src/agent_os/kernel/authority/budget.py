@@ -346,8 +346,11 @@ def shown(resource: str, amount: int) -> str:
     return f"${whole}.{part:0<2}"
 
 
+_FORMS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H", "minute": "%Y-%m-%dT%H:%M"}
+
+
 class Spending:
-    """What was spent, added up by agent, model and day as the record tells."""
+    """What was spent, added up by agent, model and time as the record tells."""
 
     def __init__(self, by: Sequence[str], since_ns: int = 0) -> None:
         self._by, self._since = tuple(by) or ("agent",), since_ns
@@ -374,8 +377,8 @@ class Spending:
 
     @staticmethod
     def _key(entry: Entry, by: str) -> str:
-        if by == "day":
-            return datetime.fromtimestamp(entry.wall_ns / 1e9, UTC).date().isoformat()
+        if form := _FORMS.get(by):
+            return datetime.fromtimestamp(entry.wall_ns / 1e9, UTC).strftime(form)
         return entry.agent if by == "agent" else str(entry.cost.get("model", ""))
 
 

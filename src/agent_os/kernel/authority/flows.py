@@ -108,6 +108,7 @@ FLOWS: Mapping[int, Flow] = {
         "OP_SIGNAL": Flow(Brings.PERSON, Stamps.AGENT),
         "OP_SUBMIT": Flow(Brings.PERSON, Stamps.AGENT),  # whoever takes it up
         "OP_POST": Flow(Brings.PERSON, Stamps.AGENT),
+        "OP_MEMORY": Flow(Brings.PERSON, Stamps.ENTRY),  # an operator's word is trusted
         "OP_RESOLVE": Flow(Brings.PERSON, Stamps.AGENT),  # a result in an operator's words
         **dict.fromkeys(
             (
@@ -128,7 +129,9 @@ FLOWS: Mapping[int, Flow] = {
                 *("OP_DECLARED", "OP_HISTORY", "OP_REACH", "OP_HEALTH"),
                 *("OP_PRIORITIZE", "OP_QUEUE", "OP_GOAL", "OP_WITHDRAW", "OP_LINKS"),
                 *("OP_MODELS", "OP_BUS", "OP_DEAD", "OP_LISTEN", "OP_TOPICS"),
-                *("OP_TOOLS", "OP_CALL", "OP_MCP"),
+                *("OP_TOOLS", "OP_CALL", "OP_MCP", "OP_CLIENTS"),
+                *("OP_TOKENS", "OP_SESSION", "OP_WHOAMI"),
+                *("OP_METRICS", "OP_GATEWAY", "OP_DOCTOR"),
             ),
             _LOOK,
         ),

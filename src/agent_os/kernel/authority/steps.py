@@ -311,8 +311,13 @@ class ApprovalStep:
     def out_of_time(self, passing: Marked) -> AgentOSError:
         """The call's own deadline passed before anybody answered."""
         self.abandoned(passing)
-        found = self._approvals.find(passing.marks.approval)
-        return still_waiting(found) if found.state == "pending" else outcome(found)
+        found = self._approvals.find(passing.marks.approval, waits=True)
+        if found.state != "pending":
+            return outcome(found)
+        error = still_waiting(found)
+        if passing.act.waits:
+            error.detail |= passing.act.waits(found.id)
+        return error
 
     def _leave(self, approval: str, passing: Marked, why: str = "") -> None:
         """Once: whoever has left a question open cannot end it afterwards."""

@@ -78,6 +78,7 @@ class Lag(Struct):
     in_hand: int
     bytes: int
     oldest_ns: int | None = None
+    lanes: tuple[int, ...] = (0,) * len(ALL_LANES)  # of those that wait, how many in each
 
 
 class Broker(Protocol):
@@ -143,6 +144,15 @@ class Broker(Protocol):
     def unsubscribe(self, agent: str, sub: str, now: Now) -> Change[None]: ...
 
     def lag(self, consumer: str) -> Lag: ...
+
+    def depth(self) -> list[int]:
+        """How much waits or is in hand, by lane."""
+        ...
+
+    @property
+    def buried(self) -> int:
+        """Dead letters since this broker began."""
+        ...
 
     def declare(self, pattern: str, now: Now, *, reliable: bool) -> Change[None]:
         """Publishers to these topics are refused rather than a subscriber losing anything, until it is taken back."""

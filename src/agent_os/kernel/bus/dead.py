@@ -34,6 +34,7 @@ class Letters:
         self._all: OrderedDict[int, tuple[str, str, int]] = OrderedDict()  # number → receiver, sender, when
         self._of: dict[str, dict[str, _Numbers]] = {}  # by receiver and sender
         self._by: dict[str, _Numbers] = {}  # by sender
+        self.buried = 0  # since the kernel began
         for _, row in rows.items(DEAD):
             self._add(_decode(row))
 
@@ -48,6 +49,7 @@ class Letters:
         facts |= {"to": letter.message.to, "reason": letter.reason, "detail": letter.detail}
         puts, notes = [Put(DEAD, _key(letter.number), _encode(letter))], [Note("dead", letter.receiver, facts)]
         self._add(letter)
+        self.buried += 1
         too_many = self.count(letter.receiver) > MOST_OF_ONE
         if too_many or len(self._all) > MOST:
             senders = self._of[letter.receiver] if too_many else self._by

@@ -14,11 +14,12 @@ from msgspec import Raw
 from agent_os.abi import frames
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EAGAIN, EDEADLK, EINVAL, ESRCH, ETIMEDOUT, AgentOSError
+from agent_os.abi.errors import EAGAIN, EDEADLK, EINVAL, ESRCH, ETIMEDOUT, ETYPE, AgentOSError
 from agent_os.abi.syscalls import BY_REQUEST, Effect
 from agent_os.kernel.authority.labels import CLEAN, Label, joined, of_words
 from agent_os.kernel.bus.broker import Change, Sent, Start, together
 from agent_os.kernel.bus.hearing import subscribing
+from agent_os.kernel.bus.interfaces import interface_of
 from agent_os.kernel.bus.message import LANES, Delivery, Message, Now, Outgoing, lane
 from agent_os.kernel.bus.messaging import streaming
 from agent_os.kernel.bus.requests import Ask
@@ -352,8 +353,10 @@ async def asking(
     kernel: "Kernel", caller: Any, draft: Outgoing, place: str = "", asked: Callable[[], None] = lambda: None
 ) -> Change[Message]:
     """Send a request and wait for its response, which is there for good with the record that it came. `asked` hears
-    when it is on its way."""
-    bus = kernel.bus
+    when it is on its way. ETYPE: one of the two is not what the manifest of whoever is asked promises."""
+    bus, promised = kernel.bus, interface_of(kernel, draft.to)
+    if promised:
+        promised.take(draft.payload)
     change = bus.requests.ask(draft, bus.now, place)
     asked()
     ask = change.value
@@ -374,6 +377,12 @@ async def asking(
     if isinstance(answer.value, ESRCH):
         bus.put(caller.id, caller.incarnation, Kind.ACCEPT, {"request": ask.id, "ended": ask.asked}, answer)
         raise answer.value
+    if promised and answer.value.schema != ERROR:
+        try:
+            promised.give(answer.value.payload)
+        except ETYPE:
+            bus.put(caller.id, caller.incarnation, Kind.ACCEPT, {"request": ask.id, "unfit": True}, answer)
+            raise
     return cast("Change[Message]", answer)
 
 

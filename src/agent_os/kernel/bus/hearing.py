@@ -81,8 +81,10 @@ class Hearing:
         for agent, sub in [one for one, at in self._ends.items() if at * 1e9 <= now.wall_ns]:
             del self._ends[agent, sub]
             for one in broker.subscriptions(agent):
-                if one.name == sub and self._holds(agent, subscribing(one.pattern)):
-                    self.until_expiry(agent, sub, one.pattern)
-                elif one.name == sub:
+                if one.name != sub:
+                    continue
+                self.until_expiry(agent, sub, one.pattern)  # before the look: what ends between the two ends here
+                if not self._holds(agent, subscribing(one.pattern)):
+                    self.forget(agent, sub)
                     changes.append(broker.unsubscribe(agent, sub, now))
         return changes

@@ -529,7 +529,19 @@ class LocalBroker:
                 owned += cursor.open.values()
         waiting = [item for item in owned if item.holder is None]
         oldest = min((item.message.sent_ns for item in waiting), default=None)
-        return Lag(len(waiting), len(whom.in_hand), sum(item.weight for item in owned), oldest)
+        lanes = tuple(sum(item.message.lane == lane for item in waiting) for lane in ALL_LANES)
+        return Lag(len(waiting), len(whom.in_hand), sum(item.weight for item in owned), oldest, lanes)
+
+    def depth(self) -> list[int]:
+        state, found = self._state, [0] * len(ALL_LANES)
+        for owned in (*(box.items for box in state.boxes.values()), *(one.open for one in state.cursors.values())):
+            for item in owned.values():
+                found[item.message.lane] += 1
+        return found
+
+    @property
+    def buried(self) -> int:
+        return self._state.letters.buried
 
     def close(self) -> None:
         """Everything is kept already."""

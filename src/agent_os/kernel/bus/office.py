@@ -13,11 +13,11 @@ from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.kernel.authority.labels import CLEAN
-from agent_os.kernel.bus import doors
+from agent_os.kernel.bus import doors, interfaces
 from agent_os.kernel.bus.broker import Start
 from agent_os.kernel.bus.cursors import Cursor
 from agent_os.kernel.bus.hearing import LISTENERS
-from agent_os.kernel.bus.message import Letter, Outgoing, lane
+from agent_os.kernel.bus.message import LANES, Letter, Outgoing, lane
 from agent_os.kernel.bus.shown import Received, received
 from agent_os.kernel.bus.topics import check_filter, check_topic
 from agent_os.kernel.calls import Act, Asked, Done, Way
@@ -40,7 +40,9 @@ def _post(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     to = check_topic(request.topic) if request.topic else kernel.table.meant(request.to)
     draft = Outgoing(to, caller.id, bool(request.topic), request.payload, "event", request.schema, lane(request.lane))
     draft.labels, draft.key, draft.ttl_ms, draft.via = CLEAN.words(), request.key, request.ttl_ms, "operator"
-    bus = kernel.bus
+    bus, longest = kernel.bus, request.deadline_ms
+    if request.protocol:
+        longest = int(interfaces.require_protocol(kernel, to, request.protocol).seconds * 1000)
 
     def post() -> Done:
         if not request.topic:
@@ -53,7 +55,7 @@ def _post(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
     async def ask() -> Done:
         bus.receiver(to)
-        draft.type, draft.deadline_ms = "request", request.deadline_ms
+        draft.type, draft.deadline_ms = "request", min(request.deadline_ms, longest)
         answer = await doors.asking(kernel, caller, draft)
         return Done(doors.told_reply(answer.value), puts=answer.puts)
 
@@ -95,7 +97,7 @@ def _look(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 def _box(kernel: "Kernel", agent: str) -> dict[str, Any]:
     lag = kernel.bus.broker.lag(agent)
     facts = {"agent": bare(agent), "waiting": lag.waiting, "in_hand": lag.in_hand, "bytes": lag.bytes}
-    return {**facts, "oldest_ns": lag.oldest_ns}
+    return {**facts, "oldest_ns": lag.oldest_ns, "lanes": dict(zip(LANES, lag.lanes, strict=True))}
 
 
 def _sub(one: Cursor) -> dict[str, Any]:

@@ -37,10 +37,11 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from agent_os.abi import entries
-from agent_os.abi.entries import INLINE_BODY, Entry, Kind
+from agent_os.abi.entries import INLINE_BODY, Entry, Kind, Verdict
 from agent_os.abi.errors import EIO, ENOENT, ENOSPC, EROFS, AgentOSError, FailureSeverity
 from agent_os.abi.heads import key_statement, parse_note
 from agent_os.drivers.store import Blob, Put, Row, Store
+from agent_os.kernel.counting import Hour, Moments, Words
 from agent_os.kernel.journal import check
 from agent_os.kernel.journal.draft import Done, Draft, Item, Waiter
 from agent_os.kernel.journal.heads import KEY, NEXT_KEY, Heads, Signer
@@ -48,6 +49,7 @@ from agent_os.kernel.journal.tiles import Missing, Tiles
 from agent_os.kernel.journal.writer import INTENTS, META, MOST_ENTRIES, Writer
 
 _ERASED_AT_ONCE, _LONGEST_REASON = 32, 200  # so that the body of the entry stays inline
+_FORBID = int(Verdict.FORBID)
 KERNEL = "kernel"  # who acts where no agent and no operator does
 
 
@@ -77,6 +79,9 @@ class Journal:
         self._gathered: list[Item] = []  # numbered, in order, not yet handed to the writer
         self._seq = 0
         self._aseqs: dict[str, int] = {}
+        self.told: dict[int, int] = {}  # how many entries of each sort since opening: see `metrics.unpacked`
+        self.forbidden = Words()  # by rule
+        self.refused = Hour()  # by a rule, or for want of a capability
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lasts = getattr(store, "path", "") is not None  # in memory nothing waits for a disk
         self._tiles = Tiles(store)
@@ -186,6 +191,12 @@ class Journal:
             aseq = (self._store.aseq(agent) if aseq is None else aseq) + 1
             row = Row(seq, agent, aseq, _encode(draft, seq, aseq, digest), inline)
             self._seq = seq
+            sort = draft.kind | draft.verdict << 8 | (4096 if draft.code else 0) | draft.op << 16
+            self.told[sort] = self.told.get(sort, 0) + 1
+            if draft.verdict >= _FORBID:
+                self.refused.add(time.monotonic())
+                if draft.verdict == _FORBID:
+                    self.forbidden.add(draft.rule)
             self._aseqs[agent] = aseq
             self._gathered.append((row, draft.kind, draft.ref, puts, blobs, sync and self._lasts, done, waiter))
             if blobs or isinstance(waiter, _Thread) or not self._hand_over_soon():
@@ -374,6 +385,11 @@ class Journal:
     def counts(self) -> dict[str, int]:
         """Groups committed and syncs made since opening, which do not depend on how busy the machine is."""
         return {"groups": self._writer.groups, "syncs": self._writer.syncs}
+
+    @property
+    def commits(self) -> Moments:
+        """How long a group took, from its first row until the store had it."""
+        return self._writer.commits
 
     def head(self) -> dict[str, Any]:
         """The newest signed head, with its note. ENOENT before the first."""

@@ -15,10 +15,12 @@ made, if nothing is queued before it.
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from time import perf_counter_ns
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.tree import leaf_hashes
 from agent_os.drivers.store import Blob, Put, Row, Store
+from agent_os.kernel.counting import Moments
 from agent_os.kernel.journal.draft import Item
 from agent_os.kernel.journal.heads import Heads, Signer
 from agent_os.kernel.journal.tiles import Tiles
@@ -42,6 +44,7 @@ class Writer:
         self.signers: dict[int, Signer] = {}  # by the number of the key entry that brings them in
         self.queue: SimpleQueue[list[Item] | None] = SimpleQueue()  # None: the end
         self.groups = self.syncs = 0
+        self.commits = Moments()
         self._turn = threading.Lock()
         self._broken: Exception | None = None  # what a commit elsewhere failed with
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -145,7 +148,9 @@ class Writer:
             note = heads.make(tiles.size, root)
             puts += (Put(HEADS, f"{tiles.size:020}", note), Put(META, "head", note), tiles.tail())
         if rows or puts:
+            began = perf_counter_ns()
             self._store.append(rows, puts, blobs, sync=sync)
+            self.commits.add(perf_counter_ns() - began)
         if self._failpoints:
             self._pass("after_commit")
         self.groups += 1

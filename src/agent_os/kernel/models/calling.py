@@ -82,7 +82,9 @@ class Calling:
         lane = self._lane = self._gateway.lane(self.plan, self.key)
         joined = loop.time()
         await self._turn(lane)
-        self.queued += loop.time() - joined
+        waited = loop.time() - joined
+        self.queued += waited
+        self._gateway.used.queued.add(int(waited * 1e9))
         for self._tries in count(1):
             self.attempts += 1
             self.seen = None
@@ -199,7 +201,10 @@ class Calling:
         self.seen = None
         self.total = _sum(self.total, usage)
         if self.cost is not None and self.plan.rates is not None:
-            self.cost += self.plan.rates.cost(usage) if usage.input or usage.output else 0
+            more = self.plan.rates.cost(usage) if usage.input or usage.output else 0
+            self.cost += more
+            self._gateway.used.cost.add(self.plan.named.full, more)
+        self._gateway.used.add(self.plan.named.full, usage)
         self._act.lost = self.spent
 
     @property

@@ -143,7 +143,7 @@ async def _listed(kernel: "Kernel") -> dict[str, Any]:
     rows = [await _row(kernel, one) for one in kernel.models.catalogue]
     catalogue = kernel.models.catalogue
     known = {"aliases": dict(catalogue.aliases), "shares": dict(catalogue.weights)}
-    return {"providers": rows, **known, "waiting": waiting}
+    return {"providers": rows, **known, "waiting": waiting, "lanes": kernel.models.lanes()}
 
 
 async def _row(kernel: "Kernel", provider: Provider) -> dict[str, Any]:

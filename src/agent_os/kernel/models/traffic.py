@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from agent_os.abi.models import Usage
+from agent_os.kernel.counting import Moments, Words
 from agent_os.kernel.goals.goal import PRIORITIES
 from agent_os.kernel.models.breaker import Breaker
 from agent_os.kernel.models.buckets import Buckets
@@ -29,6 +31,20 @@ if TYPE_CHECKING:
     from agent_os.kernel.table import Agent
 
 
+class Used:
+    """What models have taken since the kernel began, each by its full name."""
+
+    def __init__(self) -> None:
+        self.input, self.output = Words(), Words()  # tokens
+        self.cost = Words()  # millionths of a dollar
+        self.queued = Moments()
+
+    def add(self, model: str, usage: Usage) -> None:
+        if usage.input or usage.output:
+            self.input.add(model, usage.input)
+            self.output.add(model, usage.output)
+
+
 class Traffic:
     """The gateway as far as calls wait."""
 
@@ -42,6 +58,7 @@ class Traffic:
         self._stopped: set[str] = set()
         self._working: dict[str, Counter[asyncio.Task[Any]]] = {}  # by agent
         self._numbers = count(1)
+        self.used = Used()
 
     def stamped(self, agent: "Agent", plan: Plan) -> Call:
         """As its queue sees it. An agent says none of this itself."""
@@ -96,6 +113,24 @@ class Traffic:
         """Calls that wait: key, model, and where each stands."""
         now = asyncio.get_running_loop().time()
         return [(*name, place) for name, lane in self._lanes.items() for place in lane.queue.places(now)]
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """Every key and model that was called: how much waits and flies, and what the key is known to allow."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "key": key,
+                "model": model,
+                "waiting": len(lane.queue),
+                "in_flight": lane.queue.in_flight,
+                "slots": lane.queue.slots.now,
+                "limits": {
+                    kind: {"capacity": one.capacity, "rate": one.rate, "level": one.refill(now), "told": one.told_rate}
+                    for kind, one in lane.queue.buckets.by_kind.items()
+                },
+            }
+            for (key, model), lane in self._lanes.items()
+        ]
 
     # What becomes of its agent.
 

@@ -39,6 +39,8 @@ def _declared(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     def do() -> Done:
         wanted = {kernel.fleet.require(name).id for name in request.agents}
         found = [one for one in kernel.fleet.rows() if not wanted or one.id in wanted]
+        if request.labels:
+            found = [one for one in found if request.labels.items() <= _labels(kernel, one).items()]
         pids = {one.id: one.pid for one in kernel.table.alive()}
         rows = [_row(kernel, one, pids.get(one.id), manifests=request.manifests) for one in found]
         if not wanted:  # all of them are one frame, whatever folder somebody declares a thousand from
@@ -46,6 +48,11 @@ def _declared(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
         return Done({"agents": rows})
 
     return Act(do)
+
+
+def _labels(kernel: "Kernel", record: Record) -> dict[str, str]:
+    spec = kernel.fleet.spec(record.id)
+    return spec.manifest.labels if spec else {}
 
 
 def _row(kernel: "Kernel", record: Record, pid: int | None, *, manifests: bool) -> dict[str, Any]:

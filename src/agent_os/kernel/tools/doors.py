@@ -52,7 +52,12 @@ def _tools(kernel: "Kernel", agent: "Agent", asked: Asked) -> Act:
         strangers = (one.name for one in found if one.owner not in ("", agent.id) or one.name.startswith("mcp."))
         return joined(untrusted(f"tool:{name}") for name in strangers)
 
-    return Act(lambda: Done({"tools": [msgspec.to_builtins(one) for one in found]}), label=told)
+    rows = [msgspec.to_builtins(one) for one in found]
+    if not agent.outside:
+        return Act(lambda: Done({"tools": rows}), label=told)
+    agents = kernel.outside.agents(agent)
+    kept = {"tools": [one["name"] for one in (*rows, *agents)]}  # no replay tells it the same again
+    return Act(lambda: Done({"tools": rows, "agents": agents}, kept=kept), label=told)
 
 
 # What agents add.

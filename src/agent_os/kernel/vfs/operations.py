@@ -90,7 +90,7 @@ class Vfs:
         backend.watch(lambda change: self._tell_receivers(agent, name, change))
         return backend
 
-    def _lent(self, owner: str, path: str) -> tuple[Backend, str]:
+    def _lent(self, owner: str, path: str) -> tuple[StoreBackend, str]:
         place = self.root(owner).find(path)
         if place is None or not isinstance(place.backend, StoreBackend):
             raise ENOENT("share.absent", "what was shared is no longer there")

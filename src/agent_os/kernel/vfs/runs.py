@@ -41,6 +41,7 @@ class Mark(msgspec.Struct, array_like=True):
     version: int
     size: int
     modified: int
+    by: str = ""  # who wrote it, where that was not the owner
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from agent_os.kernel.vfs.backend import (
     is_directory,
     read_only,
 )
+from agent_os.kernel.vfs.stored import StoreBackend
 
 BUCKET = "vfs.shares"
 
@@ -154,7 +155,7 @@ class Shares:
         return [self._unset(share) for share, keeps in zip(mine, kept, strict=True) if not keeps]
 
 
-Lent = Callable[[str, str], tuple[Backend, str]]  # (owner, path) → where it lies
+Lent = Callable[[str, str], tuple[StoreBackend, str]]  # (owner, path) → where it lies
 
 
 class SharedBackend:
@@ -167,7 +168,7 @@ class SharedBackend:
     def __init__(self, shares: Shares, receiver: str, lent: Lent) -> None:
         self._shares, self._receiver, self._lent = shares, receiver, lent
 
-    def _find(self, path: str) -> tuple[Share, Backend, str] | None:
+    def _find(self, path: str) -> tuple[Share, StoreBackend, str] | None:
         """The share that `path` lies in, and where that is."""
         parts = path.split("/", 2)
         share = self._shares.at(self._receiver, "/".join(parts[:2])) if len(parts) > 1 else None
@@ -176,7 +177,7 @@ class SharedBackend:
         backend, base = self._lent(share.owner, share.path)
         return share, backend, base + (f"/{parts[2]}" if len(parts) > 2 else "")
 
-    def _require(self, path: str, right: str) -> tuple[Backend, str, Callable[[Change], Change]]:
+    def _require(self, path: str, right: str) -> tuple[StoreBackend, str, Callable[[Change], Change]]:
         found = self._find(path)
         if found is None:
             raise read_only("/mem/shared itself") if right == "w" else absent(path)
@@ -217,8 +218,7 @@ class SharedBackend:
             places = [place for place in self._shares.of(self._receiver) if not path or paths.below(path, place)]
             return joined(self.label(place) for place in places)
         share, backend, inner = found
-        kept = backend.label(inner, version)
-        return of_words(share.label).join(UNLABELLED if kept is None else kept)
+        return of_words(share.label).join(backend.label(inner, version))
 
     def read(self, path: str, version: int | None) -> Content:
         if self._find(path) is None and self.stat(path):
@@ -256,11 +256,12 @@ class SharedBackend:
         label: Label = UNLABELLED,
     ) -> Change:
         backend, inner, outward = self._require(path, "w")
-        return outward(backend.write(inner, source, create=create, if_version=if_version, label=label))
+        by = self._receiver
+        return outward(backend.write(inner, source, create=create, if_version=if_version, label=label, by=by))
 
     def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         backend, inner, outward = self._require(path, "w")
-        return outward(backend.append(inner, source, if_version=if_version, label=label))
+        return outward(backend.append(inner, source, if_version=if_version, label=label, by=self._receiver))
 
     def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         backend, inner, outward = self._require(path, "w")

@@ -142,6 +142,26 @@ class StoreBackend:
         entries = [Listed(name, self.stat(stem + name) or Facts("directory")) for name in rest[:limit]]
         return Page(entries, len(rest) > limit)
 
+    def every(self, below: str = "") -> Iterator[tuple[str, Facts, str]]:
+        """All entries at or below a path, in order, each with who wrote it last (empty: the owner)."""
+        self._load()
+        for path in sorted(self._entries):
+            entry = self._entries[path]
+            if entry.live and (not below or path == below or path.startswith(f"{below}/")):
+                yield path, entry.facts(), entry.runs[-1].marks[-1].by
+
+    def kept(self, path: str) -> set[int]:
+        """The versions that can be read."""
+        self._load()
+        entry = self._entries.get(path)
+        return {mark.version for run in entry.runs for mark in run.marks} if entry else set()
+
+    def writer(self, path: str, version: int) -> str:
+        """Who wrote a version that is kept; empty: the owner."""
+        entry = self._entries.get(path)
+        found = entry.find(version) if entry else None
+        return found[1].by if found else ""
+
     def usage(self) -> Usage:
         self._load()
         return Usage(self._bytes, len(self._entries) - len(self._removed), self._max_bytes, self._max_entries)
@@ -159,24 +179,27 @@ class StoreBackend:
         create: bool = False,
         if_version: int | None = None,
         label: Label = UNLABELLED,
+        by: str = "",
     ) -> Change:
         entry, live = self._target(path, if_version, create=create)
         if live and self._append_only:
             raise EROFS("vfs.append_only", f"{path!r} is written once; here entries are created and grow, no more")
         self._fits(source.size - (live.size if live else 0), live is None)
-        return self._begin(entry, source, label)
+        return self._begin(entry, source, label, by)
 
-    def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
+    def append(
+        self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED, by: str = ""
+    ) -> Change:
         entry, live = self._target(path, if_version)
         if live is None:
             self._fits(source.size, True)
-            return self._begin(entry, source, label)
+            return self._begin(entry, source, label, by)
         if source.size and live.text != source.text:
             held, came = ("text", "bytes") if live.text else ("bytes", "text")
             raise EINVAL("vfs.type", f"{path!r} holds {held}, and {came} cannot be appended to it")
         self._fits(source.size, False)
         live.load(self._store, self._bucket, path)
-        return self._grow(entry, live, source, live.label.join(label))
+        return self._grow(entry, live, source, live.label.join(label), by)
 
     def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
         entry, live = self._target(path, if_version)
@@ -221,7 +244,7 @@ class StoreBackend:
         check_quota(self._bytes, more, self._max_bytes, "bytes")
         check_quota(len(self._entries) - len(self._removed), int(new), self._max_entries, "entries")
 
-    def _begin(self, entry: Stored, source: Source, label: Label) -> Change:
+    def _begin(self, entry: Stored, source: Source, label: Label, by: str) -> Change:
         live = entry.live
         if live:
             self._bytes -= live.size
@@ -234,9 +257,9 @@ class StoreBackend:
             self._link(entry.path)
         run = Run(entry.version + 1, source.text, parts=[])
         entry.runs.append(run)
-        return self._grow(entry, run, source, label)
+        return self._grow(entry, run, source, label, by)
 
-    def _grow(self, entry: Stored, run: Run, source: Source, label: Label) -> Change:
+    def _grow(self, entry: Stored, run: Run, source: Source, label: Label, by: str) -> Change:
         offset = run.size
         run.label = label
         self._labels[label] = None
@@ -245,7 +268,7 @@ class StoreBackend:
             run.text = source.text  # what was empty takes the type of its first content
         self._bytes += run.size - offset
         entry.version += 1
-        run.marks.append(Mark(entry.version, run.size, self._wall_ns()))
+        run.marks.append(Mark(entry.version, run.size, self._wall_ns(), by))
         puts = run.puts(self._bucket, entry.path, first)
         puts += self._keep(entry)
         change = Change(entry.path, "written", entry.version, run.size, offset, puts, blobs, label=label)

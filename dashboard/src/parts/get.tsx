@@ -1,0 +1,83 @@
+// A read of the gateway that stays true: once more after a cut, and whenever an event of the named types comes.
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { asProblem, get, type Problem, type Query } from "../api";
+import { link, listen } from "../store";
+import type { StreamEvent } from "../types";
+import { ErrorBox, Loading } from "./states";
+
+export interface Got<T> {
+  data: T | undefined;
+  problem: Problem | undefined;
+  loading: boolean;
+  reload: () => void;
+}
+
+export interface Options {
+  query?: Query;
+  on?: string[]; // types of events after which it is read again
+  when?: (event: StreamEvent) => boolean; // of those, which
+  every?: number; // milliseconds; for what has no event
+}
+
+const AGAIN_MS = 500;
+
+/** `path` null: nothing is asked for yet. While it is read again the old answer stays. */
+export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
+  const [state, set] = useState<{ key: string; data?: T; problem?: Problem }>({ key: "" });
+  const [turn, again] = useState(0);
+  const latest = useRef(options);
+  latest.current = options;
+  const key = path === null ? "" : `${path} ${JSON.stringify(options.query ?? {})}`;
+  const live = link.value === "live";
+
+  useEffect(() => {
+    if (path === null) return;
+    let wanted = true;
+    get<T>(path, latest.current.query).then(
+      (data) => wanted && set({ key, data }),
+      (error) => wanted && set((old) => ({ key, data: old.key === key ? old.data : undefined, problem: asProblem(error) })),
+    );
+    return () => {
+      wanted = false;
+    };
+  }, [key, turn, live]);
+
+  useEffect(() => {
+    if (path === null) return;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const stop = listen((events) => {
+      const { on, when } = latest.current;
+      if (timer !== undefined || !on) return;
+      if (!events.some((event) => on.includes(event.type) && (when?.(event) ?? true))) return;
+      timer = setTimeout(() => {
+        timer = undefined;
+        again((old) => old + 1);
+      }, AGAIN_MS);
+    });
+    const every = options.every ? setInterval(() => document.hidden || again((old) => old + 1), options.every) : undefined;
+    return () => {
+      stop();
+      clearTimeout(timer);
+      clearInterval(every);
+    };
+  }, [key, options.every]);
+
+  const mine = state.key === key ? state : undefined;
+  return {
+    data: mine?.data,
+    problem: mine?.problem,
+    loading: path !== null && mine === undefined,
+    reload: () => again((old) => old + 1),
+  };
+}
+
+/** Loading, error or the answer: what every part of a page is. */
+export function Loaded<T>({ got, lines, children }: { got: Got<T>; lines?: number; children: (data: T) => ComponentChildren }) {
+  return (
+    <>
+      {got.problem ? <ErrorBox problem={got.problem} retry={got.reload} /> : null}
+      {got.data !== undefined ? children(got.data) : got.problem ? null : <Loading lines={lines} />}
+    </>
+  );
+}

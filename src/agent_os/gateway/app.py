@@ -1,0 +1,104 @@
+"""The application: guards, problems, and every resource of the API; put together here and nowhere else.
+
+    create_app(connect, settings) -> FastAPI
+
+`connect` opens a connection to the kernel for a token. No globals: two gateways in one process know nothing of each
+other.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import APIRouter, FastAPI
+from starlette.routing import Route
+
+from agent_os import __version__
+from agent_os.client import wire
+from agent_os.gateway import (
+    health,
+    invoke,
+    metrics,
+    problems,
+    routes_agents,
+    routes_authority,
+    routes_bus,
+    routes_goals,
+    routes_lives,
+    routes_memory,
+    routes_money,
+    routes_operations,
+    routes_policy,
+    routes_record,
+    routes_session,
+    routes_system,
+    routes_tools,
+    static,
+    telemetry,
+)
+from agent_os.gateway.document import document
+from agent_os.gateway.guard import Guard
+from agent_os.gateway.idempotency import Idempotency
+from agent_os.gateway.mcp_http import PATH, McpDoor
+from agent_os.gateway.operations import Operations
+from agent_os.gateway.pool import Connect, Pool
+from agent_os.gateway.settings import Settings
+from agent_os.gateway.stream import Bounds, Streams
+
+API = "/api/v1"
+ROUTERS = (
+    routes_session,
+    routes_agents,
+    routes_lives,
+    routes_memory,
+    routes_goals,
+    routes_authority,
+    routes_policy,
+    routes_bus,
+    routes_tools,
+    routes_record,
+    routes_money,
+    routes_system,
+    routes_operations,
+    invoke,
+)
+
+
+def create_app(connect: Connect | None, settings: Settings) -> FastAPI:
+    pool, operations = Pool(connect or kernel_at(settings), settings.limits), Operations()
+    mcp = McpDoor(pool)
+    streams = Streams(pool.once, Bounds(settings.limits.websockets))
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncGenerator[None]:
+        await pool.start()
+        try:
+            async with telemetry.following(settings.socket):
+                yield
+        finally:
+            await mcp.close()
+            await operations.close()
+            await pool.close()
+
+    app = FastAPI(
+        title="Agent OS", version=__version__, lifespan=running, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.pool, app.state.settings, app.state.operations = pool, settings, operations
+    app.openapi = partial(document, app)
+    problems.install(app)
+    app.add_middleware(Idempotency, check=pool.check)
+    app.add_middleware(Guard, settings=settings)
+    api = APIRouter(prefix=API)
+    for one in ROUTERS:
+        api.include_router(one.router)
+    api.add_api_websocket_route("/events", streams.serve)
+    app.include_router(api)
+    app.router.routes.append(Route(PATH, endpoint=mcp, methods=["GET", "POST", "DELETE"], include_in_schema=False))
+    app.include_router(metrics.router)
+    app.include_router(health.router)
+    app.include_router(static.routes(settings.static))
+    return app
+
+
+def kernel_at(settings: Settings) -> Connect:
+    return lambda token: wire.connect(settings.socket, token=token)

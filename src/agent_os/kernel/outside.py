@@ -1,0 +1,381 @@
+"""Programs outside that speak MCP with us: each is an agent of role user, without a process of ours.
+
+In: OP_CLIENTS of an operator, and connections whose HELLO stands for one of them. Out: a row of the table with its own
+capabilities and budget, as whom every call of such a connection passes the gate. A client is in the store, so it is
+there again after a restart, holding what it held; it outlives its connections and has any number of them. To end it is
+to forget it: whoever kills or quarantines one takes its registration along. What it may do is the gate's to say.
+
+A call of a client that waits for a person is not held open for ever: it is answered with a state, by which the same
+call takes up its place. The state goes through the client's hands, so it is good only as it was made: for that agent,
+tool and parameters, until it is due, and once. Keys and used states end with this kernel; the question does not, and
+the same call without a state finds it.
+"""
+
+import base64
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from agent_os.abi import frames
+from agent_os.abi.doors import CLIENT, Clients
+from agent_os.abi.entries import Kind
+from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ENOENT, EPERM, EPIPE, AgentOSError
+from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.abi.syscalls import BY_REQUEST
+from agent_os.drivers.store import Put
+from agent_os.kernel.authority.capability import Capability, parse
+from agent_os.kernel.authority.policy.rules import Effect
+from agent_os.kernel.authority.ruling import weigh
+from agent_os.kernel.bus.interfaces import Interface, of_spec
+from agent_os.kernel.calls import Act, Asked, Done, Need
+from agent_os.kernel.egress import parse_grant
+from agent_os.kernel.egress.naming import granted, named
+from agent_os.kernel.journal import Draft
+from agent_os.kernel.signals import HELD, STOPPED, STOPS
+from agent_os.kernel.table import OURS, Actor, Agent, Ended, bare, qualified
+
+if TYPE_CHECKING:
+    from agent_os.kernel.connection import Connection
+    from agent_os.kernel.kernel import Kernel
+
+CLIENTS = "clients"  # the bucket: id → `Client`
+CONTROL = frozenset({"agent.signal", "agent.wait", "agent.list"})  # tools that control the OS
+SPAWN = "agent.spawn"  # offered to none: a child begins as a copy of its parent's program, and these have none of ours
+_MOST = 100  # clients
+_MOST_LINES = 64  # connections of one
+_PASS_S, _MOST_PASSES = 30.0, 1000  # how long a pass is good for; how many may be unused
+_STATE_S = 3600.0  # how long a call that waits may be taken up by its state
+_MOST_STATES = 10_000
+
+
+class Client(Struct):
+    """As it is kept. What it holds is with everybody's capabilities."""
+
+    id: str
+    control: bool = False
+    net: list[str] = []  # hosts that its operator named
+    created_ns: int = 0
+    by: str = ""
+
+
+class Seat:
+    """Where a client's process would be: its connections. Held, none of them is read; ended, they are closed."""
+
+    def __init__(self, kernel: "Kernel", agent: Agent) -> None:
+        self._kernel, self.agent = kernel, agent
+        self.lines: dict[Connection, str] = {}  # and the token by which each came, if by one
+
+    async def freeze(self) -> bool:
+        for line in self.lines:
+            line.hold(True)
+        return True
+
+    async def thaw(self) -> bool:
+        for line in self.lines:
+            line.hold(False)
+        return True
+
+    async def destroy(self) -> int:
+        ended = self.agent.fate or Ended(ExitClass.REQUESTED, -1, "it was ended")
+        self.close(EPIPE("client.ended", f"{self.agent.name} was ended: {ended.reason}"))
+        await self._kernel.left(self.agent, ended)
+        return 0
+
+    async def finish(self) -> None:
+        await self.destroy()
+
+    def host_signal(self, number: int) -> None:
+        """There is no process that could hear it; SIGTERM's grace ends it all the same."""
+
+    def close(self, error: AgentOSError, token: str | None = None) -> None:
+        for line in [line for line, came_by in self.lines.items() if token in (None, came_by)]:
+            line.bye(error)
+
+
+class Outside:
+    def __init__(self, kernel: "Kernel") -> None:
+        self._kernel = kernel
+        self._clients: dict[str, Client] = {}
+        self._passes: dict[str, tuple[str, float]] = {}  # unused: for whom, until when
+        self._key = secrets.token_bytes(32)
+        self._states: dict[str, float] = {}  # unused: until when
+
+    async def restore(self) -> None:
+        """Those of before a restart sit where they sat. One that is quarantined comes no further than here."""
+        for _, kept in self._kernel.store.items(CLIENTS):
+            client = msgspec.msgpack.decode(kept, type=Client)
+            self._clients[client.id] = client
+            await self._seat(client, None, ())
+
+    def keeps(self, agent: Agent) -> bool:
+        """It does not end with the kernel."""
+        return agent.id in self._clients
+
+    # Who comes.
+
+    def pass_for(self, name: str) -> str:
+        """For one HELLO of a local operator's process."""
+        client, now = self.find(name), time.monotonic()
+        self._passes = {key: one for key, one in self._passes.items() if one[1] > now}
+        if len(self._passes) >= _MOST_PASSES:
+            raise EBUSY("client.passes", f"{_MOST_PASSES} passes are unused", hint="wait half a minute")
+        made = secrets.token_urlsafe(32)
+        self._passes[made] = (client.id, now + _PASS_S)
+        return CLIENT + made
+
+    def by_pass(self, word: str, connection: "Connection") -> Agent:
+        """Whoever shows it first. EPERM: it is none, or not any more."""
+        agent_id, until = self._passes.pop(word.removeprefix(CLIENT), ("", 0.0))
+        if not agent_id or until < time.monotonic():
+            raise EPERM("client.pass", "this pass is not good any more", hint="agentctl mcp serve --as NAME gets one")
+        return self.enter(agent_id, connection)
+
+    def enter(self, name: str, connection: "Connection", token: str = "") -> Agent:
+        """As whom a connection acts from here on."""
+        agent = self._agent(self.find(name).id)
+        seat = cast("Seat", agent.running)
+        if len(seat.lines) >= _MOST_LINES:
+            raise EBUSY("client.lines", f"{agent.name} has {_MOST_LINES} connections", hint="close some")
+        seat.lines[connection] = token
+        connection.hold(not agent.clock.awake.is_set())
+        return agent
+
+    def left(self, connection: "Connection") -> None:
+        """A connection is gone; the client stays."""
+        if isinstance(connection.caller, Agent) and isinstance(connection.caller.running, Seat):
+            connection.caller.running.lines.pop(connection, None)
+
+    def token_over(self, token: str, why: AgentOSError) -> None:
+        """Whoever came by it goes."""
+        for client in self._clients.values():
+            agent = self._kernel.table.living(client.id)
+            if agent and isinstance(agent.running, Seat):
+                agent.running.close(why, token)
+
+    def find(self, name: str) -> Client:
+        client = self._clients.get(qualified(name, strict=False))
+        if client is None:
+            hint = f"agentctl mcp register {name[:63]}"
+            raise ENOENT("client.unknown", f"no outside client {name[:63]!r} is registered", hint=hint)
+        return client
+
+    def _agent(self, agent_id: str) -> Agent:
+        self._kernel.check_admission(agent_id)
+        agent = self._kernel.table.living(agent_id)
+        if agent is None or agent.fate:
+            raise ENOENT(
+                "client.unknown", f"{bare(agent_id)} has ended", hint="agentctl mcp register registers it anew"
+            )
+        return agent
+
+    # What operators ask.
+
+    async def register(self, request: Clients, by: str) -> dict[str, Any]:
+        kernel, agent_id = self._kernel, qualified(request.name)
+        name = bare(agent_id)
+        if name in OURS:
+            raise EINVAL("agent.name", f"{name!r} is ours", hint="choose another name")
+        if agent_id in self._clients or not kernel.table.is_free(agent_id):
+            hint = f"choose another name; of an outside client, agentctl mcp unregister {name} comes first"
+            raise EEXIST("agent.exists", f"{name} is there already", hint=hint)
+        if len(self._clients) >= _MOST:
+            raise EBUSY(
+                "client.many", f"{_MOST} outside clients are the most there are", hint="agentctl mcp unregister"
+            )
+        kernel.check_admission(agent_id)
+        kernel.fleet.require_own(agent_id)
+        if kernel.tools.servers:
+            kernel.tools.servers.require_no_server(name)
+        client = Client(agent_id, request.control, list(request.net), time.time_ns(), by)
+        net = [parse_grant(host) for host in request.net]
+        wanted = [*map(parse, request.capabilities), *granted(net, ())]
+        self._clients[agent_id] = client
+        kept = Put(CLIENTS, agent_id, msgspec.msgpack.encode(client))
+        try:
+            agent = await self._seat(client, wanted, [kept], dict(request.budget))
+        except BaseException:
+            del self._clients[agent_id]
+            raise
+        return self._row(client, agent)
+
+    async def _seat(
+        self,
+        client: Client,
+        wanted: list[Capability] | None,
+        puts: "list[Put] | tuple[()]",
+        limits: Mapping[str, int] | None = None,
+    ) -> Agent:
+        """Its row. `wanted`: what it is given, the first time; later it holds what it held."""
+        kernel = self._kernel
+        agent = kernel.table.admit(client.id, "context", isolation="none")
+        agent.order = {"kind": "context", "roles": ["user"], "client": True}
+        agent.outside = True
+        agent.named_hosts = named([parse_grant(host) for host in client.net], ())
+        agent.running = Seat(kernel, agent)
+        try:
+            more = list[Put]()
+            if wanted is not None:
+                more += kernel.authority.anew(agent.id)
+                agent.holdings = kernel.authority.holdings(agent.id)
+                for one in wanted:
+                    agent.holdings.grant(one, "operator")
+                more += kernel.authority.begin(agent.id, None, limits=limits)
+            kernel.furnish(agent)
+            await kernel.governing.begin(agent, None, again=wanted is None)
+            caps = [one.canonical for one in wanted or ()]
+            told = {"event": "spawn", "kind": "context", "client": True, "by": client.by, "caps": caps}
+            draft = Draft(agent.id, Kind.SPAWN, agent.incarnation, isolation="none", body=frames.encode_body(told))
+            await kernel.journal.record(draft, sync=True, puts=[*kernel.table.puts(agent), *more, *puts])
+        except BaseException:
+            kernel.table.forget(agent)
+            raise
+        agent.become(Incarnation.RUNNING)
+        stands = kernel.store.get(STOPS, agent.id) or b""
+        if stands:  # it was told to stand still before the restart
+            agent.held, agent.stopped = HELD in stands, STOPPED in stands
+            agent.clock.stop()
+            agent.become(Incarnation.SUSPENDED)
+        return agent
+
+    async def remove(self, name: str, by: str) -> None:
+        agent = self._kernel.table.living(self.find(name).id)
+        if agent:
+            await self._kernel.end(agent, Ended(ExitClass.REQUESTED, 0, f"unregistered by {by}"))
+
+    def buried(self, agent_id: str) -> list[Put]:
+        """It has ended for good, and with it its registration."""
+        if self._clients.pop(agent_id, None) is None:
+            return []
+        return [Put(CLIENTS, agent_id, None), *self._kernel.tokens.buried(bare(agent_id))]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [self._row(one, self._kernel.table.row(one.id)) for one in self._clients.values()]
+
+    def _row(self, client: Client, agent: Agent | None) -> dict[str, Any]:
+        seat = agent.running if agent else None
+        held = agent.holdings if agent else ()
+        return {
+            "name": bare(client.id),
+            "state": str(agent.state) if agent else "ended",
+            "connections": len(seat.lines) if isinstance(seat, Seat) else 0,
+            "capabilities": [str(one.capability) for one in held if one.origin == "operator"],
+            "net": client.net,
+            "control": client.control,
+            "created_ns": client.created_ns,
+            "by": client.by,
+        }
+
+    # What it sees.
+
+    def offers(self, agent: Agent, tool: str) -> bool:
+        """Whether a tool is among those that a client is shown: what controls the OS is for whom it was said."""
+        client = self._clients.get(agent.id)
+        return client is None or (tool != SPAWN and (client.control or tool not in CONTROL))
+
+    def agents(self, agent: Agent) -> list[dict[str, Any]]:
+        """Agents that are tools over MCP, of those that it may ask: each as a tool is listed, with `seconds` to answer.
+        `wrapped`: its request is no map, and stands under the key `input`."""
+        kernel = self._kernel
+        policy = kernel.authority.policies.of(agent.id)
+        rows: list[dict[str, Any]] = []
+        for spec in kernel.fleet.kept.specs.values():
+            if spec.tree["interface"]["protocol"] != "mcp":
+                continue
+            needs = [Need("ipc", "send", f"agent/{bare(spec.id)}")]
+            try:
+                agent.holdings.find(needs)
+                promised = of_spec(spec)
+            except AgentOSError:
+                continue
+            if weigh(policy, agent, needs).effect is not Effect.FORBID:
+                rows.append(_as_tool(bare(spec.id), str(spec.tree.get("description") or ""), promised))
+        return rows
+
+    def require_offered(self, agent: Agent, tool: str) -> None:
+        name = tool.partition("@")[0]
+        if name == SPAWN and self.keeps(agent):
+            hint = 'declare the agent: agentctl apply; with interface.protocol = "mcp" it is a tool'
+            raise EPERM("client.spawn", f"{tool} is not offered to programs outside", hint=hint)
+        if not self.offers(agent, name):
+            hint = "agentctl mcp register NAME --control offers it"
+            raise EPERM("client.control", f"{tool} controls the OS, and is not offered to this client", hint=hint)
+
+    # Calls that wait for a person.
+
+    def state(self, agent: Agent, tool: str, params: Mapping[str, Any], approval: str) -> str:
+        """By which this very call takes up its place in the line."""
+        now = time.monotonic()
+        if len(self._states) >= _MOST_STATES:
+            self._states = {key: until for key, until in self._states.items() if until > now}
+        if len(self._states) >= _MOST_STATES:
+            raise EBUSY("state.many", f"{_MOST_STATES} calls wait for people", hint="agentctl approvals")
+        number = secrets.token_urlsafe(12)
+        self._states[number] = now + _STATE_S
+        said = f"{number}.{approval}.{int(time.time() + _STATE_S)}"
+        return f"{said}.{self._mac(said, agent, tool, params)}"
+
+    def take_up(self, agent: Agent, tool: str, params: Mapping[str, Any], state: str) -> None:
+        """EPERM: it was changed, is another call's or another client's, too old, or used. The gate records that."""
+        said, _, mac = state.rpartition(".")
+        if not hmac.compare_digest(mac.encode(), self._mac(said, agent, tool, params).encode()):
+            raise _refused("it was changed, or belongs to another call, another client or an earlier kernel")
+        until = self._states.pop(said.partition(".")[0], None)
+        if until is None:
+            raise _refused("it was used before")
+        if until < time.monotonic():
+            raise _refused("it is too old")
+
+    def _mac(self, said: str, agent: Agent, tool: str, params: Mapping[str, Any]) -> str:
+        call = json.dumps([said, agent.id, agent.incarnation, tool, params], sort_keys=True, default=repr)
+        made = hmac.new(self._key, call.encode(errors="surrogatepass"), sha256).digest()
+        return base64.urlsafe_b64encode(made).decode().rstrip("=")
+
+
+def _as_tool(name: str, description: str, promised: Interface) -> dict[str, Any]:
+    schema: Any = promised.request.written if promised.request else {"type": "object"}
+    wrapped = not (isinstance(schema, dict) and cast("dict[str, Any]", schema).get("type") == "object")
+    around: dict[str, Any] = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
+    return {
+        "name": f"agent.{name}",
+        "description": description or f"Ask the agent {name}.",
+        "effect": "opaque",
+        "input_schema": around if wrapped else schema,
+        "output_schema": promised.response.written if promised.response else None,
+        "seconds": promised.seconds,
+        "wrapped": wrapped,
+    }
+
+
+def _refused(why: str) -> EPERM:
+    hint = "call the tool again without it: the question is still there"
+    return EPERM("state.refused", f"this state of a call that waits is refused: {why}", hint=hint)
+
+
+def _clients(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
+    request, outside = cast("Clients", asked.request), kernel.outside
+
+    async def do() -> Done:
+        if request.do == "register":
+            return Done({"clients": [await outside.register(request, caller.actor)]})
+        if request.do == "remove":
+            await outside.remove(request.name, caller.actor)
+        elif request.do == "token":
+            name = bare(outside.find(request.name).id)
+            called = f"mcp-{name}"[:63]
+            text = await kernel.tokens.add(caller.actor, called, "client", request.ttl_s, client=name)
+            return Done({"clients": outside.rows(), "token": text}, kept={"clients": outside.rows()})
+        elif request.do == "enter":
+            return Done({"token": outside.pass_for(request.name)}, kept={})
+        return Done({"clients": outside.rows()})
+
+    return Act(do)
+
+
+PREPARE: dict[int, Callable[["Kernel", Any, Asked], Act]] = {BY_REQUEST[Clients].number: _clients}
