@@ -87,14 +87,23 @@ def _install(package: Package) -> None:
         quiet = ["--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1"]
         steps = [[_program("npm"), "install", *quiet, "--prefix", str(package.place), *package.words.split()]]
     else:
-        pip = [str(package.place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        steps = [[_python(), "-m", "venv", str(package.place)], [*pip, *package.words.split()]]
+        steps = _pip_steps(_python(), str(package.place), package.words.split())
     if package.place.exists():
         shutil.rmtree(package.place)
     package.place.mkdir(parents=True)
     for step in steps:
         _run(step, package.seconds)
     (package.place / _DONE).write_text(package.words)
+
+
+def _pip_steps(python: str, place: str, words: list[str]) -> list[list[str]]:
+    """By the uv that set-up brought, in a tenth of the time; by pip where there is none."""
+    own, uv = f"{place}/bin/python", Path(sys.prefix) / "bin/uv"
+    if uv.exists():
+        install = [str(uv), "pip", "install", "--quiet", "--no-config", "--python", own]
+        return [[python, "-m", "venv", "--without-pip", place], [*install, *words]]
+    install = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return [[python, "-m", "venv", place], [*install, *words]]
 
 
 def _program(name: str) -> str:
@@ -123,6 +132,7 @@ def _run(command: Sequence[str], seconds: float) -> None:
         stderr=subprocess.PIPE,
         umask=0o022,
         start_new_session=True,
+        env={**os.environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"},  # as scripts/bootstrap asks for it
     )
     with process:
         try:

@@ -196,7 +196,8 @@ def seconds(what: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def test_a_thousand_agents_with_three_dependencies_each_are_in_order_within_ten_milliseconds() -> None:
+def test_a_thousand_agents_with_three_dependencies_each_are_ordered_in_a_few_times_a_bare_sort() -> None:
+    """How many milliseconds that is, `make bench ARGS=supervision` says."""
     chance = Random(6)
     thousand = {
         f"default/n{n}": Needs(requires=tuple(f"n{chance.randrange(n)}" for _ in range(3)) if n else ())
@@ -204,11 +205,8 @@ def test_a_thousand_agents_with_three_dependencies_each_are_in_order_within_ten_
     }
     bare = {one: tuple(f"default/{name}" for name in needs.requires) for one, needs in thousand.items()}
     assert len(Graph(thousand).order) == 1000
-    whole, sort, tries = 1.0, 1.0, 0
-    until = time.monotonic() + 5  # others may use this machine: what it can do is what it did once
-    while tries < 10 or (whole > 0.010 and time.monotonic() < until):
+    whole = sort = 1.0
+    for _ in range(20):  # others may use this machine: what it can do is what it did once
         whole = min(whole, seconds(lambda: Graph(thousand)))
         sort = min(sort, seconds(lambda: tuple(TopologicalSorter(bare).static_order())))
-        tries += 1
-    assert whole <= 0.010, f"{whole * 1000:.1f} ms"
     assert whole <= 5 * sort, f"{whole / sort:.1f} times the bare sort"
