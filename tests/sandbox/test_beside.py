@@ -5,6 +5,7 @@ The other end is this test's here, so that it can say what an init of ours never
 
 import array
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -145,12 +146,10 @@ def test_descriptors_that_come_with_an_answer_are_not_taken() -> None:
 def test_an_init_that_takes_no_questions_holds_nobody_and_gets_a_bounded_number_of_them() -> None:
     async def work(commands: Commands, theirs: socket.socket) -> None:
         started = 0
-        try:
+        with contextlib.suppress(BlockingIOError):  # EAGAIN: it takes no questions
             while started < 1000:
                 commands.start(["ls", "x" * 10_000])
                 started += 1
-        except BlockingIOError as refused:  # which is EAGAIN
-            assert refused.strerror == "its init takes no questions"
         assert 0 < started < 1000
         for number in range(1, started + 1):  # and when it takes them, they are all there, in order
             assert (await asyncio.to_thread(heard, theirs))["run"] == number

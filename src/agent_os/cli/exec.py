@@ -28,7 +28,7 @@ _ENDINGS = {
 
 @click.command("exec")
 @click.argument("name", type=AGENT)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD [ARG]…")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or pass yours on. Repeatable.")
 @click.option("--timeout", metavar="10s|5m|1h", help="Kill it after this long; exit code 124.")
 @click.option("-t", "--tty", is_flag=True, hidden=True)

@@ -8,6 +8,7 @@ only the task of this one call ever waits for an agent.
 
 import asyncio
 import errno
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 Ending = Literal["exited", "timeout", "interrupted", "agent"]
 MOST_AT_ONCE = 16  # in one agent
+_LONGEST = 128 << 10  # bytes of a command and its variables
 _CODES: Mapping[Ending, int] = {"timeout": 124, "interrupted": 130}  # whoever was ended did not succeed
 _BY_CLIENT = (signal.SIGTERM, signal.SIGKILL)
 _LONGEST_TOLD = 80  # characters of a command, to whoever looks on
@@ -64,6 +66,8 @@ def _understood(request: abi.Beside) -> _Wanted:
     if any("\0" in word for word in argv):
         raise EINVAL("command.malformed", "a word of the command contains a NUL byte")
     env = guest.parse_env([word(one) for one in request.env], {})
+    if sum(map(len, map(os.fsencode, (*argv, *env, *env.values())))) > _LONGEST:
+        raise _too_long()
     return _Wanted(argv, env, guest.parse_duration(request.timeout) if request.timeout else None)
 
 
@@ -182,9 +186,14 @@ class _Beside:
             self._end("timeout", signal.SIGKILL)
 
 
+def _too_long() -> EMSGSIZE:
+    hint = "give it by its standard input, or as a file"
+    return EMSGSIZE("command.long", "the command and its variables are too long", hint=hint)
+
+
 def _not_asked(name: str, problem: OSError) -> AgentOSError:
-    if problem.errno == errno.E2BIG:
-        return EMSGSIZE("command.long", "the command and its variables are too long", hint="put them into a file")
+    if problem.errno == errno.E2BIG:  # short, but not as it is written to an init
+        return _too_long()
     if problem.errno == errno.EAGAIN:
         return EBUSY("exec.silent", f"{name} takes no commands now: {problem.strerror}", hint="agentctl ps")
     return ESRCH("agent.ended", f"{name} cannot be asked any more: {problem.strerror}", hint="agentctl ps")
