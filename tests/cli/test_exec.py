@@ -179,3 +179,25 @@ def test_who_ran_what_is_in_the_record_of_the_agent(desk: Desk) -> None:
     said = desk.good("events", "--agent", "box", "--json").json["entries"]
     by = [one["body"]["by"] for one in said if (one.get("body") or {}).get("event") == "exec"]
     assert set(by) == {f"local:{os.getuid()}"}
+
+
+def test_a_replay_of_an_author_s_agent_is_not_misled_by_it(desk: Desk) -> None:
+    desk.good("exec", "worker", "--", "true")
+    assert "all results match" in desk.good("replay", "worker").out
+
+
+def test_a_kernel_that_is_killed_takes_it_along_and_the_record_goes_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.up()
+    desk.start("worker")
+    with start(desk, "worker", "--", "sh", "-c", "echo up; exec sleep 600") as process:
+        assert lines_of(process.stdout).readline() == b"up\n"
+        desk.kill_kernel()
+        assert process.wait(timeout=SECONDS) == 128 + signal.SIGKILL
+        assert lines_of(process.stderr).read() == b"killed: the kernel has ended, and every agent with it\n"
+    desk.up()
+    until(lambda: desk.ask("exec", "worker", "--", "true").code == 0)  # it lives again, from its record
+    assert desk.good("audit", "verify").code == 0
+    told = desk.good("trace", "worker").out
+    assert "exec sh -c echo up; exec sleep 600" in told
+    desk.down()

@@ -6,6 +6,7 @@ The other end is this test's here, so that it can say what an init of ours never
 import array
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -190,6 +191,27 @@ def test_the_end_of_an_init_is_the_end_of_all_it_ran() -> None:
         two[0].signal(signal.SIGKILL)
         with pytest.raises(BrokenPipeError):
             commands.start(["ls"])
+
+    run(work)
+
+
+def test_a_question_whose_streams_linux_does_not_take_is_told_and_the_next_one_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Descriptors on their way are counted for a whole user, which without root is also the agents'."""
+
+    async def work(commands: Commands, theirs: socket.socket) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "send_fds", too_many)
+            one = commands.start(["ls"], streams=(0, 1, 2))
+            assert await one.wait() == End(None, os.strerror(errno.ETOOMANYREFS))
+        assert len(os.listdir("/proc/self/fd")) == before
+        commands.start(["ls"])
+        assert heard(theirs)["run"] == 2
+
+    def too_many(*_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     run(work)
 
