@@ -16,6 +16,7 @@ from agent_os.abi.syscalls import Beside, Events, Hold, ListAgents, Run, Tell
 from agent_os.client.wire import Client, Stream, connect
 from agent_os.kernel import beside
 from agent_os.kernel.kernel import Kernel
+from agent_os.kernel.running import Run as Life
 from kernel.serving import Caller, entries, serving, until
 
 pytestmark = pytest.mark.integration
@@ -196,9 +197,10 @@ def test_whoever_follows_the_agent_is_told(tmp_path: Path) -> None:
         order["environment"] = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
         following = client.stream(Run(order=order))
         assert (await following.receive())[0][0] == "started"
-        await client.stream(Beside(agent="followed", argv=["true"])).result()
-        said, _ = await following.receive()
-        assert said == ["notice", f"true is run in its sandbox by process {os.getpid()}"]
+        for argv, shown in ((["true"], "true"), (["echo", b"a\xffb", "x" * 100], f"echo a\ufffdb {'x' * 71}")):
+            await client.stream(Beside(agent="followed", argv=argv)).result()
+            said, _ = await following.receive()
+            assert said == ["notice", f"{shown} is run in its sandbox by process {os.getpid()}"]
         await client.call(Tell(agent="followed", signal=AgentSignal.SIGKILL))
 
     run(tmp_path, work)
@@ -328,10 +330,10 @@ def test_an_agent_that_ends_by_itself_takes_it_along(tmp_path: Path) -> None:
     run(tmp_path, work, "echo up; until [ -e go ]; do sleep 0.02; done")
 
 
-def test_it_is_held_with_the_agent_and_its_clock_with_it(tmp_path: Path) -> None:
+def test_it_is_held_with_the_agent(tmp_path: Path) -> None:
     async def work(kernel: Kernel, client: Client) -> None:
         count = "i=0; while :; do i=$((i+1)); echo $i > count; done"
-        ran = await Ran(client, "sh", "-c", f"echo $$; {count}", timeout="1h").begun()
+        ran = await Ran(client, "sh", "-c", f"echo $$; {count}").begun()
         await ran.heard(b"\n")
         await client.call(Hold(agent=AGENT))
         (upper,) = (tmp_path / "home").rglob("count")
@@ -342,6 +344,20 @@ def test_it_is_held_with_the_agent_and_its_clock_with_it(tmp_path: Path) -> None
         await until(lambda: upper.read_text() != seen)
         await ran.stream.send(["signal", signal.SIGKILL], urgent=True)
         assert (await ran.ended())["ending"] == "interrupted"
+
+    run(tmp_path, work)
+
+
+def test_while_the_agent_is_held_no_time_passes_for_it(tmp_path: Path) -> None:
+    async def work(kernel: Kernel, client: Client) -> None:
+        running = kernel.table.find(AGENT).running
+        assert isinstance(running, Life)
+        await client.call(Hold(agent=AGENT))
+        clock = asyncio.create_task(running.guest.run_on(0.1))
+        over, _ = await asyncio.wait([clock], timeout=0.5)
+        assert not over
+        await client.call(Hold(agent=AGENT, hold=False))
+        await clock
 
     run(tmp_path, work)
 

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -36,7 +36,7 @@ MOST_AT_ONCE = 16  # in one agent
 _LONGEST = 128 << 10  # bytes of a command and its variables
 _CODES: Mapping[Ending, int] = {"timeout": 124, "interrupted": 130}  # whoever was ended did not succeed
 _BY_CLIENT = (signal.SIGTERM, signal.SIGKILL)
-_LONGEST_TOLD = 80  # characters of a command, to whoever looks on
+_LONGEST_TOLD = 80  # bytes of a command, to whoever looks on
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ async def _run(kernel: "Kernel", caller: Actor, name: str, wanted: _Wanted, stre
     except AgentOSError as error:
         found.tell("exec ended", by=caller.id, entry=entry, error=str(error))
         raise
-    kernel.guests.notice(agent, f"{' '.join(wanted.argv)[:_LONGEST_TOLD]} is run in its sandbox by {caller.described}")
+    kernel.guests.notice(agent, f"{_shown(wanted.argv)} is run in its sandbox by {caller.described}")
 
     async def record() -> None:
         """Whoever has left meanwhile."""
@@ -118,7 +118,7 @@ async def _run(kernel: "Kernel", caller: Actor, name: str, wanted: _Wanted, stre
 
     recorded = kernel.start(record())
     end = await beside.carry({"name": agent.name})
-    await recorded
+    await asyncio.wait([recorded])  # which is not given up with us
     if end.why:
         raise _not_started(wanted.argv[0], agent.name, end.why)
     code = beside.code(end)
@@ -184,6 +184,11 @@ class _Beside:
         if self._wanted.seconds is not None:
             await self._guest.run_on(self._wanted.seconds)
             self._end("timeout", signal.SIGKILL)
+
+
+def _shown(argv: Sequence[str]) -> str:
+    """As text that can travel: a word may be no UTF-8."""
+    return os.fsencode(" ".join(argv))[:_LONGEST_TOLD].decode(errors="replace")
 
 
 def _too_long() -> EMSGSIZE:
