@@ -12,6 +12,7 @@ from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body,
 from agent_os.kernel import (
     asking,
     auditing,
+    beside,
     front,
     granting,
     health,
@@ -33,6 +34,7 @@ from agent_os.kernel.tools import servers
 
 OPERATORS = (
     operator,
+    beside,
     auditing,
     safe,
     asking,

@@ -27,6 +27,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "signal": ("worker SIGWAVE", "EINVAL"),
     "logs": ("nobody", "ESRCH"),
     "wait": ("worker --timeout 0.1", "ETIMEDOUT"),
+    "exec": ("nobody -- ls", "ESRCH"),
     "work commit": ("nobody", "ENOENT"),
     "work diff": ("nobody", "ENOENT"),
     "work rollback": ("nobody", "ENOENT"),
@@ -140,7 +141,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "version": ("--wat", "usage"),
 }
 OF_MANY = ("kill", "pause", "resume", "start", "stop", "restart")  # these tell of whom it was done: of none
-OWN_CODE = {"run": 125}  # whatever it is that kept it from starting
+OWN_CODE = {"run": 125, "exec": 125}  # whatever it is that kept it from starting
 
 
 def verbs(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

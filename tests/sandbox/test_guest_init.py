@@ -1,7 +1,6 @@
 """Commands beside an agent's own: run by its init, in its confinement, and ended with their time."""
 
 import asyncio
-import json
 import os
 import signal
 from typing import Any
@@ -9,47 +8,50 @@ from typing import Any
 import pytest
 
 import agents
+from agent_os.sandbox.beside import Command, End
 from agent_os.sandbox.spawner import Launcher, Process
-from agent_os.sandbox.spec import SpecError, decode, encode
+from agent_os.sandbox.spec import Limits, SpecError, decode, encode
 
 pytestmark = pytest.mark.integration
 
 
-async def ask(process: Process, **said: Any) -> dict[str, Any]:
-    assert process.probes
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(process.probes, json.dumps(said).encode())
+def start(process: Process, *argv: str) -> Command:
+    assert process.commands
+    return process.commands.start(argv)
+
+
+async def ran(process: Process, *argv: str) -> End:
     async with asyncio.timeout(20):
-        return json.loads(await loop.sock_recv(process.probes, 4096))
+        return await start(process, *argv).wait()
 
 
-def probed(script: str) -> Any:
-    return agents.spec_of("guest", ["/bin/sh", "-c", script], probes=True)
+def asked(script: str) -> Any:
+    return agents.spec_of("guest", ["/bin/sh", "-c", script], beside=True)
 
 
 def test_the_init_runs_what_the_kernel_names_where_the_agent_is() -> None:
     async def body(launcher: Launcher) -> None:
-        async with agents.started(launcher, probed("touch /tmp/mine; echo up; sleep 600")) as (process, output):
+        async with agents.started(launcher, asked("touch /tmp/mine; echo up; sleep 600")) as (process, output):
             await asyncio.to_thread(agents.read_line, output)
-            assert await ask(process, run=1, argv=["test", "-e", "/tmp/mine"]) == {"ended": 1, "code": 0}
-            assert await ask(process, run=2, argv=["test", "-e", "/tmp/other"]) == {"ended": 2, "code": 1}
-            assert (await ask(process, run=3, argv=["/no/such"]))["code"] == 125
+            assert await ran(process, "test", "-e", "/tmp/mine") == End(0)
+            assert await ran(process, "test", "-e", "/tmp/other") == End(1)
+            assert await ran(process, "/no/such") == End(125, "No such file or directory")
             same = "grep -q 'NoNewPrivs:.1' /proc/self/status && grep -q 'Seccomp:.2' /proc/self/status"
             same += ' && grep -q "CapEff:.0*$" /proc/self/status && test "$(id -u)" = 1000'
-            assert await ask(process, run=4, argv=["sh", "-c", same]) == {"ended": 4, "code": 0}
+            assert await ran(process, "sh", "-c", same) == End(0)
 
     agents.drive(body)
 
 
 def test_what_runs_beside_it_holds_nothing_of_the_kernel_s() -> None:
     async def body(launcher: Launcher) -> None:
-        async with agents.started(launcher, probed("echo up; sleep 600")) as (process, output):
+        async with agents.started(launcher, asked("echo up; sleep 600")) as (process, output):
             await asyncio.to_thread(agents.read_line, output)
             only = (
                 "import os; fds = os.listdir('/proc/self/fd'); there = [os.readlink(f'/proc/self/fd/{n}') for n in fds"
             )
             only += " if os.path.exists(f'/proc/self/fd/{n}')]; raise SystemExit(there != ['/dev/null'] * 3)"
-            assert await ask(process, run=1, argv=["python3", "-c", only]) == {"ended": 1, "code": 0}
+            assert await ran(process, "python3", "-c", only) == End(0)
 
     agents.drive(body)
 
@@ -69,7 +71,7 @@ def test_the_agent_cannot_reach_for_what_its_init_is_asked_by() -> None:
     )
 
     async def body(launcher: Launcher) -> None:
-        spec = agents.spec_of("guest", ["python3", "-c", look], probes=True, exec_memfd=True)
+        spec = agents.spec_of("guest", ["python3", "-c", look], beside=True, exec_memfd=True)
         ran = await agents.run(launcher, spec)
         assert ran.output == "True 0 0\n"
 
@@ -78,35 +80,204 @@ def test_the_agent_cannot_reach_for_what_its_init_is_asked_by() -> None:
 
 def test_what_takes_too_long_is_ended_with_all_it_started() -> None:
     async def body(launcher: Launcher) -> None:
-        async with agents.started(launcher, probed("echo up; sleep 600")) as (process, output):
+        async with agents.started(launcher, asked("echo up; sleep 600")) as (process, output):
             await asyncio.to_thread(agents.read_line, output)
-            assert process.probes
-            long = {"run": 7, "argv": ["sh", "-c", "sleep 600 & sleep 600"]}
-            await asyncio.get_running_loop().sock_sendall(process.probes, json.dumps(long).encode())
-            assert await ask(process, end=7) == {"ended": 7, "code": 128 + signal.SIGKILL}
+            long = start(process, "sh", "-c", "sleep 600 & sleep 600")
+            long.signal(signal.SIGKILL)
+            async with asyncio.timeout(20):
+                assert await long.wait() == End(128 + signal.SIGKILL)
 
     agents.drive(body)
 
 
 def test_the_end_of_the_agent_is_told_though_something_runs_beside_it() -> None:
     async def body(launcher: Launcher) -> None:
-        async with agents.started(launcher, probed("until [ -e /tmp/go ]; do sleep 0.02; done; exit 5")) as (
+        async with agents.started(launcher, asked("until [ -e /tmp/go ]; do sleep 0.02; done; exit 5")) as (
             process,
             _,
         ):
-            assert await ask(process, run=1, argv=["sh", "-c", "sleep 600 &"]) == {"ended": 1, "code": 0}
-            assert process.probes
-            last = {"run": 2, "argv": ["sh", "-c", "touch /tmp/go; sleep 600"]}
-            await asyncio.get_running_loop().sock_sendall(process.probes, json.dumps(last).encode())
+            assert await ran(process, "sh", "-c", "sleep 600 &") == End(0)
+            last = start(process, "sh", "-c", "touch /tmp/go; sleep 600")
             assert (await process.wait()).code == 5
-            assert process.probes.recv(10) == b""
+            async with asyncio.timeout(20):
+                assert (await last.wait()).lost
+
+    agents.drive(body)
+
+
+async def output_of(process: Process, *argv: str, said: bytes = b"", **env: str) -> tuple[End, bytes]:
+    """Of a command with pipes for its streams; what it writes to both, together."""
+    assert process.commands
+    (their_input, feed), (reading, theirs) = os.pipe(), os.pipe()
+    command = process.commands.start(argv, env, (their_input, theirs, theirs))
+    os.close(their_input)
+    os.close(theirs)
+    os.write(feed, said)
+    os.close(feed)
+    try:
+        text = await asyncio.to_thread(agents.read_all, reading)
+        async with asyncio.timeout(20):
+            return await command.wait(), text.encode()
+    finally:
+        os.close(reading)
+
+
+def test_a_command_has_the_streams_that_came_with_it_and_nothing_else() -> None:
+    look = "import os; print(sorted(os.listdir('/proc/self/fd'))[:4], os.readlink('/proc/self/fd/1')[:5])"
+
+    async def body(launcher: Launcher) -> None:
+        async with agents.started(launcher, asked("echo up; sleep 600")) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            assert await output_of(process, "cat", said=b"in and out") == (End(0), b"in and out")
+            assert await output_of(process, "sh", "-c", "echo err >&2; exit 9") == (End(9), b"err\n")
+            end, seen = await output_of(process, "python3", "-c", look)  # the fourth is the list that it is reading
+            assert (end, seen) == (End(0), b"['0', '1', '2', '3'] pipe:\n")
+
+    agents.drive(body)
+
+
+def test_a_command_finds_what_the_agent_finds_in_its_environment_but_for_the_kernel_s_socket() -> None:
+    async def body(launcher: Launcher) -> None:
+        spec = agents.spec_of(
+            "guest", ["/bin/sh", "-c", "echo up; sleep 600"], beside=True, env={"AGENT_OS_FD": "3", "MINE": "yes"}
+        )
+        async with agents.started(launcher, spec) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            told = "echo ${MINE-none} ${AGENT_OS_FD-none} ${MORE-none}"
+            assert await output_of(process, "sh", "-c", told, MORE="more") == (End(0), b"yes none more\n")
+
+    agents.drive(body)
+
+
+def test_a_word_that_no_command_can_have_does_not_end_the_agent() -> None:
+    async def body(launcher: Launcher) -> None:
+        async with agents.started(launcher, asked("echo up; sleep 600")) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            assert await ran(process, "echo", "a\0b") == End(125, "embedded null byte")
+            assert await ran(process, "true") == End(0)
+
+    agents.drive(body)
+
+
+def test_what_the_agent_does_to_its_init_keeps_no_command_from_running() -> None:
+    """Signals of all kinds, as many as it can send: pid 1 of a namespace is not stopped from within."""
+    flood = (
+        "import os, signal\n"
+        "print('up', flush=True)\n"
+        "while True:\n"
+        "    for number in (signal.SIGIO, signal.SIGCHLD, signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV):\n"
+        "        os.kill(1, number)\n"
+    )
+
+    async def body(launcher: Launcher) -> None:
+        spec = agents.spec_of("guest", ["python3", "-c", flood], beside=True)
+        async with agents.started(launcher, spec) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            for _ in range(5):
+                assert await ran(process, "true") == End(0)
+            assert not process.exited.done()
+
+    agents.drive(body)
+
+
+def test_a_command_for_which_the_agent_leaves_no_room_is_told_and_runs_when_there_is_some() -> None:
+    full = (
+        "import os, signal\n"
+        "children = []\n"
+        "mine = os.getpid()\n"
+        "def leave(*_):\n"
+        "    if os.getpid() != mine: return\n"  # all of its group hears it
+        "    for one in children: os.kill(one, 9)\n"
+        "    for one in children: os.waitpid(one, 0)\n"
+        "    print('room', flush=True)\n"
+        "signal.signal(signal.SIGUSR1, leave)\n"
+        "while True:\n"
+        "    try: pid = os.fork()\n"
+        "    except OSError: break\n"
+        "    while not pid: signal.pause()\n"
+        "    children.append(pid)\n"
+        "print('full', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+
+    async def body(launcher: Launcher) -> None:
+        limits = Limits(memory_mb=None, as_mb=None, pids=40, fsize_mb=None)
+        spec = agents.spec_of("guest", ["python3", "-c", full], beside=True, limits=limits)
+        async with agents.started(launcher, spec) as (process, output):
+            assert await asyncio.to_thread(agents.read_line, output) == "full\n"
+            assert await ran(process, "true") == End(125, "Resource temporarily unavailable")
+            process.signal(signal.SIGUSR1)
+            assert await asyncio.to_thread(agents.read_line, output) == "room\n"
+            assert await ran(process, "true") == End(0)
+
+    agents.drive(body)
+
+
+MEDDLES = (
+    "import ctypes, os, signal, sys\n"
+    "call = ctypes.CDLL(None, use_errno=True).syscall\n"
+    "def other():\n"
+    "    for name in os.listdir('/proc'):\n"
+    "        if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+    "            if b'victim' in open(f'/proc/{name}/cmdline', 'rb').read(): return int(name)\n"
+    "print('up', flush=True)\n"
+    "while not (pid := other()): pass\n"
+    "os.kill(pid, 0)\n"  # it sees it, and has its uid: what is refused is refused for another reason
+    "attached = call(101, 16, pid, 0, 0) == 0\n"
+    "read = call(310, pid, None, 0, None, 0, 0) == 0\n"
+    "print('ptrace', attached, 'process_vm_readv', read, flush=True)\n"
+    "os.kill(pid, signal.SIGTERM)\n"
+    "signal.pause()\n"
+)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of these system calls are those of x86_64")
+def test_the_agent_can_end_a_command_beside_it_but_neither_trace_nor_read_it() -> None:
+    async def body(launcher: Launcher) -> None:
+        spec = agents.spec_of("guest", ["python3", "-c", MEDDLES], beside=True)
+        async with agents.started(launcher, spec) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            assert await ran(process, "sh", "-c", "sleep 600; : victim") == End(128 + signal.SIGTERM)
+            said = await asyncio.to_thread(agents.read_line, output)
+            assert said == "ptrace False process_vm_readv False\n"
+
+    agents.drive(body)
+
+
+def test_one_that_joins_another_group_is_ended_all_the_same() -> None:
+    """The group of the agent's own command; who stays in the group that it left is ended as well."""
+    moves = (
+        "import os, subprocess, time\n"
+        "stays = subprocess.Popen(['sleep', '600'])\n"
+        "os.setpgid(0, int(open('/tmp/group').read()))\n"
+        "print('moved', os.getpgid(0) != os.getpid(), stays.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+
+    async def body(launcher: Launcher) -> None:
+        agent = "echo $$ > /tmp/group; echo up; sleep 600"
+        async with agents.started(launcher, asked(agent)) as (process, output):
+            await asyncio.to_thread(agents.read_line, output)
+            assert process.commands
+            reading, writing = os.pipe()
+            command = process.commands.start(["python3", "-c", moves], {}, (writing, writing, writing))
+            os.close(writing)
+            moved, is_so, stays = (await asyncio.to_thread(agents.read_line, reading)).split()
+            assert (moved, is_so) == ("moved", "True")
+            command.signal(signal.SIGKILL)
+            async with asyncio.timeout(20):
+                assert await command.wait() == End(128 + signal.SIGKILL)
+            await asyncio.to_thread(agents.read_all, reading)  # nobody has its streams any more
+            os.close(reading)
+            assert await ran(process, "sh", "-c", f"kill -0 {stays}") == End(1)
+            assert not process.exited.done()
 
     agents.drive(body)
 
 
 def test_an_abort_reaches_the_command_and_may_leave_its_mark() -> None:
     async def body(launcher: Launcher) -> None:
-        async with agents.started(launcher, probed("trap 'exit 66' ABRT; echo up; while :; do sleep 0.05; done")) as (
+        async with agents.started(launcher, asked("trap 'exit 66' ABRT; echo up; while :; do sleep 0.05; done")) as (
             process,
             output,
         ):
@@ -118,7 +289,7 @@ def test_an_abort_reaches_the_command_and_may_leave_its_mark() -> None:
 
 
 def test_a_warm_agent_has_no_init_to_ask() -> None:
-    spec = agents.spec_of("native", ["-c", "pass"], probes=True)
+    spec = agents.spec_of("native", ["-c", "pass"], beside=True)
     with pytest.raises(SpecError, match="warm"):
         decode(encode(spec))
 
@@ -127,7 +298,7 @@ def test_closing_a_process_gives_its_socket_back() -> None:
     async def body(launcher: Launcher) -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
-            async with agents.started(launcher, probed("exit 0")) as (process, _):
+            async with agents.started(launcher, asked("exit 0")) as (process, _):
                 await process.wait()
         assert len(os.listdir("/proc/self/fd")) == before
 

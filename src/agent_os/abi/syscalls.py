@@ -397,6 +397,17 @@ class Run(Body):
     detach: bool = False
 
 
+class Beside(Body):
+    """Run a command in the sandbox of a running agent, with what the agent has and no more, and follow it. Chunks are
+    those of `Run`; the client's ["signal", n] sends it SIGTERM (15) or SIGKILL (9). It ends with its client, and with
+    the agent."""
+
+    agent: str
+    argv: list[Any]  # words: text, or bytes where that is no UTF-8
+    env: list[Any] = []  # NAME=VALUE in the same way, beside what the agent finds in its own
+    timeout: str | None = None  # 10s, 5m, 1h
+
+
 class Tell(Body):
     """Send a signal, as the operator: nothing masks it. The reply comes when it is true."""
 
@@ -908,6 +919,7 @@ TABLE: tuple[Syscall, ...] = (
     Syscall(154, "OP_METRICS", Metrics, "counters, gauges, histograms", _P, "Count what happened and what there is."),
     Syscall(155, "OP_GATEWAY", Gateway, "gateway", _I, "Start the gateway, stop it, or look at it."),
     Syscall(156, "OP_DOCTOR", Doctor, "level, ok, checks", _P, "Examine this machine."),
+    Syscall(157, "OP_EXEC", Beside, "code, ending, seconds", _O, "Run a command in an agent's sandbox.", "both"),
     Syscall(160, "OP_APPROVALS", Approvals, "approvals", _P, "List what waits for a person's decision."),
     Syscall(161, "OP_DECIDE", Decide, "the approval", _I, "Approve or deny a call that waits."),
     Syscall(162, "OP_BUDGETS", Budgets, "accounts", _P, "Look at what may be spent, and what is."),

@@ -321,7 +321,7 @@ async def tell(
 
             return list(await asyncio.gather(*map(one, names)))
     except EHOSTUNREACH:
-        return [(name, _nobody(name)) for name in names]
+        return [(name, nobody(name)) for name in names]
 
 
 async def _and_below(client: Client, rows: Sequence[Row], name: str, act: Act, done: Row) -> Row:
@@ -340,7 +340,7 @@ async def _and_below(client: Client, rows: Sequence[Row], name: str, act: Act, d
     return {**done, "descendants": alive}
 
 
-def _nobody(name: str) -> ESRCH:
+def nobody(name: str) -> ESRCH:
     hint = f"agentctl diff {name} shows what it changed, if it has ended"
     return ESRCH("agent.unknown", f"there is no running agent {name!r}: no kernel is running", hint=hint)
 

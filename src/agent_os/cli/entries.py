@@ -74,7 +74,10 @@ def _of_signal(body: Mapping[str, Any]) -> str:
 def _of_event(body: Mapping[str, Any]) -> str:
     event = str(body.get("event", ""))
     if argv := body.get("argv"):
-        return " ".join(map(_text, argv))
+        command = " ".join(map(_text, argv))
+        return f"exec {command}" if event == "exec" else command
+    if event == "exec ended":
+        return f"{event} {body.get('code', body.get('error', ''))}"
     where = f"{body['host']}:{body.get('port', '')}" if body.get("host") else str(body.get("level", ""))
     return f"{event} {where}".strip()
 

@@ -1,20 +1,20 @@
 """A run from the operator's side: the order goes to the kernel, the streams go both ways, the outcome comes back.
 
-In: an order. Out: an `Outcome`, or the kernel's error. The first Ctrl-C asks the agent to end, the second kills it;
-whatever becomes of us, the kernel ends an agent whose client has gone.
+In: an order, or a command for the sandbox of an agent. Out: an `Outcome`, or the kernel's error. The first Ctrl-C asks
+it to end, the second kills it; whatever becomes of us, the kernel ends what it started for a client that has gone.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agent_os.abi.errors import ENOENT, EPIPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import Await, Logs, Run, Tell, Work
+from agent_os.abi.syscalls import Await, Beside, Logs, Run, Tell, Work
 from agent_os.cli import terminal
 from agent_os.cli.changes import say
 from agent_os.cli.output import plain
@@ -51,26 +51,36 @@ async def detached(order: dict[str, Any]) -> dict[str, Any]:
 
 
 async def run(order: dict[str, Any], *, quiet: bool) -> Outcome:
-    interrupts = _Interrupts()
+    interrupts = _Interrupts(_signal_agent)
     async with session() as (client, new):
         announce = f"kernel  started in the background, process {client.pid}; it ends with its last agent"
-        stream = client.stream(Run(order=order))
-        interrupts.concern(client, stream)
-        following = _Following(stream, interrupts, on_terminal=order["tty"] is not None)
-        try:
-            started = await following.started()
-        except asyncio.CancelledError:  # interrupted twice: gone when the kernel says so
-            stream.cancel()
-            with contextlib.suppress(AgentOSError):
-                await stream.result()
-            raise
+        following = _Following(client, Run(order=order), interrupts, on_terminal=order["tty"] is not None)
+        name = await following.started()
         if new and not quiet:
             say(announce)
-        interrupts.started(started["name"])
+        interrupts.started(name)
         try:
-            return await following.to_the_end(started["name"])
+            return await following.to_the_end(name)
         except EPIPE as error:
-            raise Lost(started["name"], bytes(following.said)) from error
+            raise Lost(name, bytes(following.said)) from error
+
+
+async def beside(request: Beside) -> dict[str, Any]:
+    """How a command in the sandbox of a running agent ended. EHOSTUNREACH: there is no kernel, so nobody runs."""
+    interrupts = _Interrupts(_signal_command)
+    async with session(start=False) as (client, _):
+        following = _Following(client, request, interrupts, on_terminal=False)
+        name = await following.started()
+        interrupts.started(name)
+        return (await following.to_the_end(name)).facts
+
+
+async def _signal_agent(client: Client, stream: Stream, name: str, *, kill: bool) -> None:
+    await client.call(Tell(agent=name, signal=AgentSignal.SIGKILL if kill else AgentSignal.SIGTERM))
+
+
+async def _signal_command(client: Client, stream: Stream, name: str, *, kill: bool) -> None:
+    await stream.send(["signal", signal.SIGKILL if kill else signal.SIGTERM], urgent=True)
 
 
 async def go_on(name: str, said: bytes) -> tuple[dict[str, Any], list[Entry]]:
@@ -113,21 +123,27 @@ class Unsaid:
 
 
 class _Following:
-    def __init__(self, stream: Stream, interrupts: "_Interrupts", *, on_terminal: bool) -> None:
-        self._stream, self._interrupts, self._on_terminal = stream, interrupts, on_terminal
+    def __init__(self, client: Client, request: Run | Beside, interrupts: "_Interrupts", *, on_terminal: bool) -> None:
+        self._stream, self._interrupts, self._on_terminal = client.stream(request), interrupts, on_terminal
+        interrupts.concern(client, self._stream)
         self._outcome = Outcome()
         self._name = ""
         self.said = bytearray()  # the beginning of its output
 
-    async def started(self) -> dict[str, Any]:
-        """What the kernel says of the agent once it runs. Raises what kept it from that."""
+    async def started(self) -> str:
+        """The agent's name, once it runs. Raises what kept it from that."""
         try:
             value, size = await self._stream.receive()
         except StopAsyncIteration:
             await self._stream.result()
             raise EPIPE("daemon.answer", "the kernel did not say what it started") from None
+        except asyncio.CancelledError:  # interrupted twice: gone when the kernel says so
+            self._stream.cancel()
+            with contextlib.suppress(AgentOSError):
+                await self._stream.result()
+            raise
         self._stream.give(size)
-        return value[1]
+        return value[1]["name"]
 
     async def to_the_end(self, name: str) -> Outcome:
         self._name = name
@@ -172,11 +188,18 @@ class _Following:
             self._stream.give(size)
 
 
+class _Send(Protocol):
+    """How what was started is asked to end, or killed."""
+
+    def __call__(self, client: Client, stream: Stream, name: str, *, kill: bool) -> Awaitable[None]: ...
+
+
 class _Interrupts:
     """The first Ctrl-C asks the agent to end, the second kills it. One that comes while it is being started is kept for
     it, because it may be running already; a second one then gives the start up, which leaves nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: "_Send") -> None:
+        self._send = send
         self._asked = 0
         self.hurry = asyncio.Event()  # asked twice
         self._client: Client | None = None
@@ -194,7 +217,7 @@ class _Interrupts:
     def started(self, name: str) -> None:
         self._name = name
         if self._asked:
-            self._tell(AgentSignal.SIGTERM if self._asked == 1 else AgentSignal.SIGKILL)
+            self._tell()
 
     def start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -210,13 +233,15 @@ class _Interrupts:
         if self._asked > 1:
             self.hurry.set()
         if self._name:
-            self._tell(AgentSignal.SIGTERM if self._asked == 1 else AgentSignal.SIGKILL)
+            self._tell()
         elif self._asked > 1 and self._starting:
             self._starting.cancel()
             if self._stream:
                 self._stream.cancel()
 
-    def _tell(self, number: AgentSignal) -> None:
+    def _tell(self) -> None:
+        kill = self._asked > 1
+
         async def tell() -> None:
             assert self._client
             assert self._stream
@@ -224,7 +249,7 @@ class _Interrupts:
                 for output in (1, 2):
                     await self._stream.send(["close", output], urgent=True)
             with contextlib.suppress(AgentOSError):  # it has just ended
-                await self._client.call(Tell(agent=self._name, signal=number))
+                await self._send(self._client, self._stream, self._name, kill=kill)
 
         self.start(tell())
 

@@ -45,6 +45,9 @@ VERBS = {
     "signal": Verb("agent_os.cli.agents:signal", "Agents", "Send an agent a signal."),
     "logs": Verb("agent_os.cli.agents:logs", "Agents", "Show what an agent wrote."),
     "wait": Verb("agent_os.cli.agents:wait", "Agents", "Wait for an agent to end, and end with its code."),
+    "exec": Verb(
+        "agent_os.cli.exec:exec_", "Agents", "Run a command in the sandbox of an agent.", errors.EXIT_NOT_STARTED
+    ),
     "work": Verb("agent_os.cli.work:work", "Work", "What an agent changed: diff, commit, rollback."),
     "diff": Verb("agent_os.cli.work:diff", "Work", "Show what an agent changed; with -f, what apply would."),
     "commit": Verb("agent_os.cli.work:commit", "Work", "Write an agent's changes to the real directory."),

@@ -239,11 +239,11 @@ def _follow(order: dict[str, Any], quiet: bool) -> int:
     except asyncio.CancelledError:  # interrupted twice before there was an agent
         raise click.Abort from None
     except Lost as lost:
-        return _go_on(lost, begun, quiet) if "file" in order else _killed()
+        return _go_on(lost, begun, quiet) if "file" in order else killed()
     except EPIPE:
-        return _killed()
+        return killed()
     finally:
-        _take_no_more_signals()
+        take_no_more_signals()
     facts = outcome.facts
     if facts["result"] is not None:
         show_result(facts["result"])
@@ -256,7 +256,7 @@ def _follow(order: dict[str, Any], quiet: bool) -> int:
     return facts["code"]
 
 
-def _killed() -> int:
+def killed() -> int:
     """The kernel was killed, and no process outlives its kernel."""
     say("killed: the kernel has ended, and every agent with it")
     return _KILLED
@@ -285,7 +285,7 @@ def _go_on(lost: "Lost", begun: float, quiet: bool) -> int:
     return code if 0 <= code < 256 else _KILLED
 
 
-def _take_no_more_signals() -> None:
+def take_no_more_signals() -> None:
     """It is over; what is left is to say so, and the code that we end with is the agent's."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -47,6 +47,7 @@ async def boot(
         from agent_os.kernel import (
             asking,
             auditing,
+            beside,
             front,
             granting,
             health,
@@ -67,6 +68,7 @@ async def boot(
         kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
         for door in (
             operator,
+            beside,
             front,
             auditing,
             metrics,

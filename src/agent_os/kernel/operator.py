@@ -189,7 +189,7 @@ async def _told(stream: Stream, settled: Settled) -> dict[str, Any]:
 
 async def _tell(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     request = cast("abi.Tell", asked.request)
-    signal, agent = known(request.signal), _alive(kernel, request.agent)
+    signal, agent = known(request.signal), alive(kernel, request.agent)
     run = agent.running if isinstance(agent.running, Run) else None
     mine = kernel.guests.owner(agent) is caller
     if run and mine and signal in (AgentSignal.SIGTERM, AgentSignal.SIGKILL):
@@ -222,7 +222,7 @@ async def _kill(
 
 async def _hold(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
     request = cast("abi.Hold", asked.request)
-    agent = _alive(kernel, request.agent)
+    agent = alive(kernel, request.agent)
     was = agent.held or agent.stopped
     await kernel.signals.send(caller, agent, AgentSignal.SIGSTOP if request.hold else AgentSignal.SIGCONT)
     news = was != request.hold
@@ -240,7 +240,7 @@ def _because(reason: str) -> str:
     return f": {reason[:_LONGEST_REASON]}" if reason else ""
 
 
-def _alive(kernel: "Kernel", name: str) -> Agent:
+def alive(kernel: "Kernel", name: str) -> Agent:
     """A running agent. One that has ended left something to look at, perhaps, and its error says so."""
     try:
         return kernel.table.find_alive(name)

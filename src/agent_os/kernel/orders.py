@@ -74,32 +74,32 @@ def read(order: Mapping[str, Any]) -> Written:
 
 
 def host_of(written: Written, state: Path) -> plan.Host:
-    env = {name: _text(value) for name, value in written.environment.items()}
+    env = {name: word(value) for name, value in written.environment.items()}
     home = env.get("HOME")
     return plan.Host(state, Path(home) if home and home.startswith("/") else Path.home(), env)
 
 
 def parse(written: Written, here: plan.Host) -> plan.Order:
     """What the operator wrote, checked."""
-    cwd = Path(_text(written.cwd))
+    cwd = Path(word(written.cwd))
     if not cwd.is_absolute():
         raise EINVAL("order.malformed", "cwd is an absolute path")
     kept = Workspaces(here.state)
-    text = None if written.workspace is None else _text(written.workspace)
+    text = None if written.workspace is None else word(written.workspace)
     state = kept.open(written.origin) if written.origin is not None else None
     mode, project = _restored(state, text, cwd, here) if state else _workspace(text, cwd, here)
     if written.snapshot is not None:
         _check_snapshot(written.snapshot, mode, kept)
     wall = guest.parse_duration(written.timeout) if written.timeout else None
-    mounts = [guest.parse_mount(_text(mount), cwd=cwd, home=here.home) for mount in written.mounts]
+    mounts = [guest.parse_mount(word(mount), cwd=cwd, home=here.home) for mount in written.mounts]
     return plan.Order(
-        argv=tuple(map(_text, written.argv)),
+        argv=tuple(map(word, written.argv)),
         cwd=cwd,
         project=project,
         mode=mode,
         mounts=tuple(plan.check_mount(mount, here) for mount in mounts),
         net=tuple(parse_grant(each) for each in written.net),
-        env=guest.parse_env([_text(each) for each in written.env], here.env),
+        env=guest.parse_env([word(each) for each in written.env], here.env),
         limits=guest.parse_limits(written.limit, wall),
         min_level=minimum_level(written.min_isolation),
         origin=state,
@@ -131,7 +131,8 @@ def named(mount: guest.Mount) -> str | bytes:
     return portable(f"{'rw:' if mount.rw else ''}{mount.source}:{mount.at}")
 
 
-def _text(value: Any) -> str:
+def word(value: Any) -> str:
+    """As Python holds what the wire brought."""
     if not isinstance(value, str | bytes):
         raise EINVAL("order.malformed", f"this is no order: {type(value).__name__} where a name or a word belongs")
     return native(value)

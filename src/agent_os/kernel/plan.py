@@ -50,7 +50,6 @@ class Order:
     again: bool = False  # it has run before: if its workspace is there, it goes on with that
     program: guest.Program | None = None  # what it will run, once that has been looked up: see `complete`
     covers: tuple[Covered, ...] = ()  # what rules forbid it to see, to write, to remove
-    probes: bool = False  # commands are run beside it, to see whether it is well
 
     @property
     def own(self) -> tuple[guest.Mount, ...]:
@@ -178,7 +177,7 @@ def plan(order: Order, name: str, host: Host) -> Plan:
         limits=order.limits,
         exec_memfd=True,  # JIT compilers of real programs need it
         min_level=order.min_level,
-        probes=order.probes,
+        beside=True,
     )
     seen = (one for one in (*always, *order.covers) if order.mode == "bind" or below(at, one.path) is None)
     return Plan(spec, paths, (*program.notes, *_covered(order.masks, at)), tuple(seen))

@@ -32,6 +32,7 @@ from agent_os.kernel.records import Records
 from agent_os.kernel.workspace import Workspace, Workspaces, new_name
 from agent_os.kernel.workspace.changes import Change
 from agent_os.sandbox import cgroup, limits
+from agent_os.sandbox.beside import Command
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
 from agent_os.sandbox.spec import Cover, Limits, SpawnSpec
 
@@ -111,6 +112,7 @@ class Guest:
         self.doors: Doors | None = None  # what stands behind its proxy's own targets; given before it is finished
         self.before_connecting: Callable[[], Awaitable[None]] | None = None  # waits, or refuses
         self.runs: set[Process] = set()  # one-shot runs of tools in its workspace: they end with it
+        self.beside: set[Command] = set()  # an operator's, in its sandbox
         self.measured: Callable[[str, int], None] = lambda resource, value: None  # told what it uses, in bytes
 
     def interrupted(self) -> None:
@@ -175,6 +177,22 @@ class Guest:
             copy = await asyncio.to_thread(kept.copy, work, name=name, agent_uid=work.meta.agent_uid, keep=True)
         self.notice(f"snapshot {name} was taken by {by}")
         return copy
+
+    @property
+    def paused(self) -> bool:
+        return self._freezer.paused
+
+    async def told(self, event: str, **facts: object) -> int:
+        """What is about to be done in it: on its record, and on disk when this returns. The number of that entry."""
+        return await self._records.before(self.name, event, **facts)
+
+    def tell(self, event: str, **facts: object) -> None:
+        """What came of that."""
+        self._records.after(self.name, event, **facts)
+
+    async def run_on(self, seconds: float) -> None:
+        """Returns when it has run so long from now; while it is held, no time passes."""
+        await self._freezer.until_active(self._freezer.active + seconds)
 
     def require_alive(self) -> None:
         if self.process.exited.done():

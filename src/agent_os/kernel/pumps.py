@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import sys
 import termios
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -81,25 +82,48 @@ class Pumps:
     """Carries until both sides have ended. `drained` returns when everything the agent wrote is out, or nobody wants it
     any more."""
 
-    def __init__(self, pipes: Pipes, output: Output, stream: Stream | None, kill: Callable[[], object] | None) -> None:
+    def __init__(
+        self,
+        pipes: Pipes,
+        output: Output | None,
+        stream: Stream | None,
+        kill: Callable[[], object] | None = None,
+        signal: Callable[[int], object] | None = None,
+    ) -> None:
         self._pipes, self._output, self._stream = pipes, output, stream
         self._kill = kill  # given where the agent has a terminal: there Ctrl-C is a key
+        self._signal = signal  # given where the client may send signals by its stream
         self._keys = b""
         self._asked = False  # Ctrl-C was pressed, and the program has shown nothing since
         self.ear: Ear | None = None  # hears all that it writes; waited for, so that it stays cheap for others
         self._carrying: dict[int, asyncio.Task[None]] = {}
+        self._open: set[int] = set()  # descriptors that are ours to close
+        self._reading: dict[int, int] = {}  # those that we read, by stream
+        self._news: dict[int, asyncio.Future[None]] = {}  # which somebody waits for, by stream
+        self._left: dict[int, int] = {}  # bytes that are still taken, once the writer has ended
         self._feeding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         for number in (_OUT, _ERR):
             if (fd := self._pipes.take_reading(number)) >= 0:
+                self._open.add(fd)
+                self._reading[number] = fd
                 self._carrying[number] = asyncio.create_task(self._carry(number, fd))
         if (fd := self._pipes.take_writing()) >= 0:
+            self._open.add(fd)
             if self._stream:
                 feed = self._type(self._stream, fd) if self._kill else self._feed(self._stream, fd)
                 self._feeding = asyncio.create_task(feed)
             else:
-                os.close(fd)
+                self._close(fd)
+
+    def let_go(self) -> None:
+        """The writer has ended, though somebody it left behind may have its streams: what is in them by now is carried,
+        and nothing that comes later."""
+        for number, fd in self._reading.items():
+            self._left[number] = _filled(fd)
+            if (news := self._news.get(number)) and not news.done():
+                news.set_result(None)
 
     async def drained(self) -> None:
         if self._carrying:
@@ -111,13 +135,20 @@ class Pumps:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for fd in list(self._open):  # of a task that was given up before it began
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._open.discard(fd)
+        os.close(fd)
 
     # From the agent.
 
     async def _carry(self, number: int, fd: int) -> None:
         try:
-            while data := await _read(fd):
-                self._output.write(data)
+            while data := await self._next(number, fd):
+                if self._output:
+                    self._output.write(data)
                 if self.ear:
                     await self.ear(number, data)
                 if data.strip(b"^C\r\n"):  # more than the echo of the key
@@ -127,7 +158,26 @@ class Pumps:
         except AgentOSError:
             pass  # the client is gone; so is the agent in a moment
         finally:
-            os.close(fd)
+            del self._reading[number]
+            self._close(fd)
+
+    async def _next(self, number: int, fd: int) -> bytes:
+        """What it wrote next; nothing at the end."""
+        while True:
+            left = self._left.get(number, _CHUNK)
+            try:
+                data = os.read(fd, min(left, _CHUNK))
+            except BlockingIOError:
+                if number in self._left:
+                    return b""
+                news = self._news[number] = asyncio.get_running_loop().create_future()
+                await _ready(fd, news=news)
+                continue
+            except OSError:  # EIO: nobody has the agent's terminal open any more
+                return b""
+            if number in self._left:
+                self._left[number] -= len(data)
+            return data
 
     # To the agent.
 
@@ -135,7 +185,7 @@ class Pumps:
         """Input by pipe. The credit for its bytes is given back when the agent took them; what is said beside the data
         is heard at once."""
         waiting: asyncio.Queue[tuple[bytes, int] | None] = asyncio.Queue()
-        writer = asyncio.create_task(_write_all(stream, fd, waiting))
+        writer = asyncio.create_task(self._write_all(stream, fd, waiting))
         try:
             while (value := await stream.receive(credit=False)) is not None:
                 if isinstance(value, bytes):
@@ -153,6 +203,24 @@ class Pumps:
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write_all(self, stream: Stream, fd: int, waiting: "asyncio.Queue[tuple[bytes, int] | None]") -> None:
+        """Until the end of input. An agent that no longer reads loses the rest of it."""
+        broken = False
+        try:
+            while (item := await waiting.get()) is not None:
+                data, size = item
+                view = memoryview(data)
+                while view and not broken:
+                    try:
+                        view = view[os.write(fd, view) :]
+                    except BlockingIOError:
+                        await _ready(fd, writing=True)
+                    except OSError:
+                        broken = True
+                stream.give(size)
+        finally:
+            self._close(fd)
 
     async def _type(self, stream: Stream, fd: int) -> None:
         """Input by terminal. Never waits for the agent: keys that it does not read are kept up to a bound, so that
@@ -172,7 +240,7 @@ class Pumps:
             if writer:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
-            os.close(fd)
+            self._close(fd)
 
     def _press(self, keys: bytes, fd: int) -> None:
         if b"\x03" in keys and _interrupts(fd):
@@ -195,6 +263,8 @@ class Pumps:
             case ["close", int(number)]:
                 if task := self._carrying.get(number):
                     task.cancel()
+            case ["signal", int(number)] if self._signal:
+                self._signal(number)
             case [int(rows), int(columns)] if terminal >= 0 and 0 < rows < 65536 and 0 < columns < 65536:
                 with contextlib.suppress(OSError):  # the agent has just ended
                     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
@@ -202,38 +272,15 @@ class Pumps:
                 pass  # a client newer than we are
 
 
-async def _write_all(stream: Stream, fd: int, waiting: "asyncio.Queue[tuple[bytes, int] | None]") -> None:
-    """Until the end of input. An agent that no longer reads loses the rest of it."""
-    broken = False
-    try:
-        while (item := await waiting.get()) is not None:
-            data, size = item
-            view = memoryview(data)
-            while view and not broken:
-                try:
-                    view = view[os.write(fd, view) :]
-                except BlockingIOError:
-                    await _ready(fd, writing=True)
-                except OSError:
-                    broken = True
-            stream.give(size)
-    finally:
-        os.close(fd)
+def _filled(pipe: int) -> int:
+    """Bytes that are in it."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-async def _read(fd: int) -> bytes:
-    while True:
-        try:
-            return os.read(fd, _CHUNK)
-        except BlockingIOError:
-            await _ready(fd)
-        except OSError:  # EIO: nobody has the agent's terminal open any more
-            return b""
-
-
-async def _ready(fd: int, *, writing: bool = False) -> None:
+async def _ready(fd: int, *, writing: bool = False, news: "asyncio.Future[None] | None" = None) -> None:
+    """Also when somebody else brings the news."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
+    ready: asyncio.Future[None] = news or loop.create_future()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     add(fd, lambda: ready.done() or ready.set_result(None))
     try:

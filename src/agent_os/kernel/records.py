@@ -26,6 +26,8 @@ _KINDS = {
     "refused": Kind.DECISION,
     "connect": Kind.CONNECT,
     "snapshot": Kind.CHECKPOINT,
+    "exec": Kind.CHANGE,
+    "exec ended": Kind.CHANGE,
     "exit": Kind.STATE,  # of the process; the end of the agent is the table's to tell
 }  # everything else that is done to a process is a signal: kill, stop, disk, tmp
 
@@ -41,10 +43,10 @@ class Records:
     incarnation: int = 0
     with_spawn: Sequence[Put] = ()  # what the store must hold from the moment that it is to be started
 
-    async def before(self, agent: str, event: str, /, **facts: object) -> None:
-        """An intent: on disk when this returns."""
+    async def before(self, agent: str, event: str, /, **facts: object) -> int:
+        """An intent: on disk when this returns. The number of its entry."""
         puts = self.with_spawn if event == "spawn" else ()
-        await self.journal.record(self._draft(agent, event, facts), sync=True, puts=puts)
+        return await self.journal.record(self._draft(agent, event, facts), sync=True, puts=puts)
 
     async def connecting(self, agent: str, facts: Mapping[str, object], leave: Leave | None) -> None:
         """A connection that is about to be dialled, with what that rests on. On disk when this returns."""

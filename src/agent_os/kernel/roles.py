@@ -35,6 +35,7 @@ TABLE: Mapping[str, Rule] = {
     "OP_LIST": VIEWER,
     "OP_INSPECT": VIEWER,
     "OP_RUN": OPERATOR,
+    "OP_EXEC": OPERATOR,
     "OP_SIGNAL": OPERATOR,
     "OP_HOLD": OPERATOR,
     "OP_SNAPSHOT": OPERATOR,

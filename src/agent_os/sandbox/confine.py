@@ -56,7 +56,7 @@ class Child:
     mounts: int = -1  # its mount namespace, which another run may be let into
     listeners: list[int] = field(default_factory=list[int])
     terminal: int = -1  # the kernel's end of the agent's own terminal
-    probes: int = -1  # where its init is asked to run commands beside it
+    beside: int = -1  # where its init is asked to run commands beside it
 
     def has(self, layer: str) -> bool:
         """Whether to apply a layer; noted, because the level is what was applied, not what was wished."""
@@ -88,7 +88,7 @@ def be_agent(setup: Setup, orders: socket.socket, ahead: bool) -> int:
         status.close()
         return child.setup.run_native(spec.argv)
     keep_socket = spec.env.get("AGENT_OS_FD") == "3"
-    asked = socket.socket(fileno=child.probes) if spec.probes else None
+    asked = socket.socket(fileno=child.beside) if spec.beside else None
     own_terminal = spec.tty is not None
     return guest_init.run(
         spec.argv, spec.env, status, keep_agent_socket=keep_socket, terminal=own_terminal, asked=asked
@@ -258,9 +258,9 @@ def place_descriptors(child: Child) -> None:
     leaving = _leaving(child)
     sources |= dict(enumerate(leaving, _WORKSPACE))
     first_free = _WORKSPACE + len(leaving)
-    if "probes" in child.fds:
-        child.probes = first_free
-        sources[child.probes] = child.fds["probes"]
+    if "beside" in child.fds:
+        child.beside = first_free
+        sources[child.beside] = child.fds["beside"]
         first_free += 1
     # first out of the way of each other, then into place
     parked = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, first_free) for target, fd in sources.items()}

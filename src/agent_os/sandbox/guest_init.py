@@ -2,9 +2,11 @@
 
 An init of our own because Linux ignores signals that pid 1 does not handle, and because whatever outlives the command
 dies with pid 1. Runs confined; holds none of the command's streams, so their end is the command's end. Beside the
-command it runs others that the kernel names, to see whether the agent is well: they see what the agent sees.
+command it runs others that the kernel names, for an operator or to see whether the agent is well: they see what the
+agent sees, and may do what it may.
 """
 
+import array
 import contextlib
 import errno
 import fcntl
@@ -12,9 +14,12 @@ import json
 import os
 import signal
 import socket
+from typing import Any
+
+from agent_os.sandbox.spec import MAX_BYTES
 
 COULD_NOT_START = 125
-_LONGEST = 64 * 1024  # bytes of a question
+_STREAMS = 3
 _FORWARDED = {
     signal.SIGHUP,
     signal.SIGINT,
@@ -74,12 +79,16 @@ def _start(argv: list[str], env: dict[str, str], keep_agent_socket: bool, termin
 
 
 class _Beside:
-    """Commands that the kernel asks for: `{"run": 3, "argv": […]}` is answered `{"ended": 3, "code": 0}`; `{"end": 3}`
-    ends it early. The socket tells of its news by SIGIO, so that there is one thing to wait for."""
+    """Commands that the kernel asks for: `{"run": 3, "argv": […], "env": {…}}` is answered `{"ended": 3, "code": 0}`;
+    `{"signal": 3, "number": 15}` goes to all of its process group. Its streams come with the question, or are none. The
+    socket tells of its news by SIGIO, so that there is one thing to wait for."""
 
     def __init__(self, asked: socket.socket, env: dict[str, str]) -> None:
-        self._asked, self._env = asked, env
+        self._asked = asked
+        self._env = {name: value for name, value in env.items() if name != "AGENT_OS_FD"}  # which is the agent's alone
         self._running: dict[int, int] = {}  # pid → number
+        for _ in range(_STREAMS):  # what comes with a question must not be one of the three that its command gets
+            os.open(os.devnull, os.O_RDWR)
         asked.setblocking(False)
         fcntl.fcntl(asked, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(asked, fcntl.F_SETFL, fcntl.fcntl(asked, fcntl.F_GETFL) | os.O_ASYNC)
@@ -88,30 +97,43 @@ class _Beside:
     def hear(self) -> None:
         while True:
             try:
-                message = self._asked.recv(_LONGEST)
+                room, cloexec = socket.CMSG_SPACE(_STREAMS * 4), socket.MSG_CMSG_CLOEXEC
+                message, ancillary, flags, _ = self._asked.recvmsg(MAX_BYTES, room, cloexec)
             except BlockingIOError:
                 return
             if not message:  # the kernel has lost interest
                 return
             said = json.loads(message)
             if "run" in said:
-                self._run(said["run"], said["argv"])
+                streams = array.array("i", b"".join(data for _, _, data in ancillary)).tolist()
+                self._run(said["run"], said["argv"], said["env"], streams, whole=not flags & socket.MSG_CTRUNC)
             else:
-                self._end(said["end"])
+                self._signal(said["signal"], said["number"])
 
-    def _run(self, number: int, argv: list[str]) -> None:
-        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    def _run(self, number: int, argv: list[str], env: dict[str, str], streams: list[int], *, whole: bool) -> None:
+        actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(streams)]
+        if not streams:
+            actions = [(os.POSIX_SPAWN_OPEN, target, os.devnull, os.O_RDWR, 0) for target in range(_STREAMS)]
         try:
-            pid = os.posix_spawnp(argv[0], argv, self._env, file_actions=null, setpgroup=0, setsigmask=())
-        except OSError as problem:
-            self._tell({"ended": number, "code": COULD_NOT_START, "why": problem.strerror})
+            if not whole:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            pid = os.posix_spawnp(argv[0], argv, {**self._env, **env}, file_actions=actions, setpgroup=0, setsigmask=())
+        except (OSError, ValueError) as problem:  # a word with a NUL in it is no reason to end the agent
+            why = problem.strerror if isinstance(problem, OSError) else str(problem)
+            self._tell({"ended": number, "code": COULD_NOT_START, "why": why})
         else:
             self._running[pid] = number
+        finally:
+            for fd in streams:
+                os.close(fd)
 
-    def _end(self, number: int) -> None:
+    def _signal(self, number: int, signal_number: int) -> None:
         for pid, running in self._running.items():
             if running == number:
-                _pass_on(pid, signal.SIGKILL)
+                _pass_on(pid, signal_number)
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpgid(pid) != pid:  # it went over to somebody else's group, and is meant all the same
+                        os.kill(pid, signal_number)
 
     def over(self, pid: int, ended: int) -> None:
         if (number := self._running.pop(pid, None)) is not None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agent_os.sandbox import launcher as launcher_room
+from agent_os.sandbox.beside import Commands
 from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spec import SpawnSpec, SpecError, encode
 
@@ -125,7 +126,7 @@ class Process:
     group: Group | None
     exited: "asyncio.Future[Exit]"
     lease: Lease
-    probes: socket.socket | None = None  # to its init, where commands are run beside it
+    commands: Commands | None = None  # beside its own, where its init runs any
 
     def __post_init__(self) -> None:
         if self.group and self.group.alarm >= 0:
@@ -160,7 +161,7 @@ class Process:
         for fd in (self.pidfd, self.workspace, self.mounts, self.terminal):
             if fd is not None:
                 os.close(fd)
-        for ours in (*self.listeners, *([self.probes] if self.probes else ())):
+        for ours in (*self.listeners, *([self.commands] if self.commands else ())):
             ours.close()
         if self.group:
             self._forget_alarm()
@@ -355,7 +356,7 @@ class Launcher:
             for name, fd in sources.items():
                 is_tree = self.root_mode and name != JOINED
                 fds[name] = await self._tree(name, fd, lease, opened) if is_tree else fd
-            probes = _probes(fds, opened) if spec.probes else None
+            line = _line(fds, opened) if spec.beside else None
             exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
             pidfd = await self._request(replace(spec, uid=lease.uid, descriptors=list(fds)), fds, exited)
             theirs.close()
@@ -367,10 +368,11 @@ class Launcher:
                 ended = await exited
                 os.close(pidfd)
                 raise _why_not_ready(problem, ended, group) from problem
-            probes = probes.dup() if probes else None  # ours from here on
+            commands = Commands(line.dup()) if line else None
         terminal = received.pop() if spec.tty else None
-        listeners = [socket.socket(fileno=fd) for fd in received[2:]]
-        return Process(spec, pidfd, ready, received[0], received[1], listeners, terminal, group, exited, lease, probes)
+        workspace, mounts, *ports = received
+        listeners = [socket.socket(fileno=fd) for fd in ports]
+        return Process(spec, pidfd, ready, workspace, mounts, listeners, terminal, group, exited, lease, commands)
 
     async def _revive(self) -> None:
         if self._gone:
@@ -446,10 +448,10 @@ class Launcher:
             self._bury(spawn_id)
 
 
-def _probes(fds: dict[str, int], opened: contextlib.ExitStack) -> socket.socket:
+def _line(fds: dict[str, int], opened: contextlib.ExitStack) -> socket.socket:
+    """Our end of the socket to its init."""
     ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    ours.setblocking(False)
-    fds["probes"] = theirs.fileno()
+    fds["beside"] = theirs.fileno()
     return ours
 
 

@@ -95,7 +95,7 @@ class SpawnSpec:
     exec_allow: list[str] | None = None
     exec_memfd: bool = False
     controllers: bool = False  # the kernel's word that a cgroup caps this agent as a whole: the child cannot know
-    probes: bool = False  # its init runs commands beside it for the kernel; not for warm ones, which have none
+    beside: bool = False  # its init runs commands beside it for the kernel; not for warm ones, which have none
     min_level: Level = "S2"
     uid: int = 1  # within the launcher's range; root mode only
     descriptors: list[str] = field(default_factory=list[str])
@@ -125,8 +125,8 @@ def decode(message: bytes) -> SpawnSpec:
         raise SpecError(f"uid {spec.uid} is outside 1..4095")
     if not spec.argv:
         raise SpecError("argv is empty")
-    if spec.probes and spec.warm:
-        raise SpecError("probes need an init, which a warm agent has not")
+    if spec.beside and spec.warm:
+        raise SpecError("commands beside it need an init, which a warm agent has not")
     if spec.tty is not None and spec.kind != "guest":
         raise SpecError("tty is for guests")
     if spec.tty is not None and (len(spec.tty) != 2 or not all(0 <= size < 65536 for size in spec.tty)):

@@ -17,7 +17,7 @@ LISTEN = (
 
 def test_a_command_is_judged_by_its_code_and_says_why_it_failed() -> None:
     async def body(launcher: Launcher) -> None:
-        spec = agents.spec_of("guest", ["/bin/sleep", "600"], probes=True)
+        spec = agents.spec_of("guest", ["/bin/sleep", "600"], beside=True)
         async with agents.started(launcher, spec) as (process, _):
             prober = Prober(process)
             assert (await prober.succeeds(["true"], 20)).ok
@@ -31,7 +31,7 @@ def test_a_command_is_judged_by_its_code_and_says_why_it_failed() -> None:
 
 def test_one_that_took_too_long_does_not_answer_for_the_next() -> None:
     async def body(launcher: Launcher) -> None:
-        spec = agents.spec_of("guest", ["/bin/sleep", "600"], probes=True)
+        spec = agents.spec_of("guest", ["/bin/sleep", "600"], beside=True)
         async with agents.started(launcher, spec) as (process, _):
             prober = Prober(process)
             late = await prober.succeeds(["sleep", "600"], 0.2)
@@ -43,7 +43,7 @@ def test_one_that_took_too_long_does_not_answer_for_the_next() -> None:
 
 def test_one_that_has_ended_cannot_be_asked() -> None:
     async def body(launcher: Launcher) -> None:
-        spec = agents.spec_of("guest", ["/bin/sleep", "600"], probes=True)
+        spec = agents.spec_of("guest", ["/bin/sleep", "600"], beside=True)
         async with agents.started(launcher, spec) as (process, _):
             prober = Prober(process)
             asking = asyncio.create_task(prober.succeeds(["sleep", "600"], 20))

@@ -105,6 +105,7 @@ FLOWS: Mapping[int, Flow] = {
         "SYS_READY": Flow(),
         "SYS_ALIVE": Flow(),
         "OP_RUN": Flow(Brings.PERSON, Stamps.CHILD),  # an operator's goal is trusted
+        "OP_EXEC": Flow(Brings.PERSON, Stamps.AGENT),
         "OP_SIGNAL": Flow(Brings.PERSON, Stamps.AGENT),
         "OP_SUBMIT": Flow(Brings.PERSON, Stamps.AGENT),  # whoever takes it up
         "OP_POST": Flow(Brings.PERSON, Stamps.AGENT),

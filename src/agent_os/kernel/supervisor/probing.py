@@ -6,54 +6,38 @@ is not connected to: a server that takes one connection would be kept busy by us
 """
 
 import asyncio
-import json
+import signal
 from collections.abc import Sequence
-from typing import Any, cast
 
 from agent_os.kernel import members
 from agent_os.kernel.supervisor.health import Seen
+from agent_os.sandbox.beside import End
 from agent_os.sandbox.spawner import Process
 
-_LARGEST = 4096  # bytes of an answer
 _LISTENS = "0A"
-_COULD_NOT_START = 125
 
 
 class Prober:
-    """Of one process. One command at a time."""
+    """Of one process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._number = 0
 
     async def succeeds(self, argv: Sequence[str], seconds: float) -> Seen:
         """Out of time or cancelled, it is ended."""
-        asked = self._process.probes
-        if asked is None or asked.fileno() < 0:
-            return Seen(False, "it cannot be asked any more")
-        self._number += 1
-        number, loop = self._number, asyncio.get_running_loop()
+        if self._process.commands is None:
+            return Seen(False, "it cannot be asked")
         try:
-            async with asyncio.timeout(seconds):
-                await loop.sock_sendall(asked, _said({"run": number, "argv": list(argv)}))
-                while True:
-                    ended = _read(await loop.sock_recv(asked, _LARGEST))
-                    if ended.get("ended") == number:  # else of one that was given up
-                        return _result(argv[0], ended)
-        except TimeoutError:
-            return Seen(False, f"{argv[0]} took longer than {seconds:g} s")
+            command = self._process.commands.start(argv)
         except OSError as problem:
             return Seen(False, f"it cannot be asked any more: {problem.strerror}")
-        finally:
-            self._end(number)
-
-    def _end(self, number: int) -> None:
-        """What has ended by itself is not hurt by that."""
         try:
-            if self._process.probes and self._process.probes.fileno() >= 0:
-                self._process.probes.send(_said({"end": number}))
-        except OSError:
-            return
+            async with asyncio.timeout(seconds):
+                return _result(argv[0], await command.wait())
+        except TimeoutError:
+            return Seen(False, f"{argv[0]} took longer than {seconds:g} s")
+        finally:
+            command.signal(signal.SIGKILL)
 
     def listens(self, port: int) -> Seen:
         """As its own network sees it."""
@@ -66,27 +50,14 @@ class Prober:
         return Seen(False, f"nothing listens on its port {port}")
 
 
-def _said(said: dict[str, Any]) -> bytes:
-    return json.dumps(said).encode()
-
-
-def _read(message: bytes) -> dict[str, Any]:
-    if not message:
-        raise OSError(0, "its init has ended")
-    try:
-        said = json.loads(message)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-
-
-def _result(command: str, ended: dict[str, Any]) -> Seen:
-    code = ended.get("code")
-    if code == 0:
+def _result(command: str, end: End) -> Seen:
+    if end.code == 0:
         return Seen(True)
-    if code == _COULD_NOT_START and isinstance(ended.get("why"), str):
-        return Seen(False, f"{command} could not be started: {ended['why'][:200]}")
-    return Seen(False, f"{command} ended {code if isinstance(code, int) else 'in a way that it does not tell'}")
+    if end.lost:
+        return Seen(False, "it has ended")
+    if end.why:
+        return Seen(False, f"{command} could not be started: {end.why}")
+    return Seen(False, f"{command} ended {'in a way that it does not tell' if end.code is None else end.code}")
 
 
 def _listening(path: str) -> set[int]:

@@ -58,14 +58,12 @@ class Watching:
     # Each life.
 
     def shaped(self, agent: Agent, wanted: "Order") -> "Order":
-        """What its manifest wants of its process, beside the order: a share of the machine, and a way to look in. Whom
-        an agent spawned has the same share: more would be a way to have more oneself."""
+        """What its manifest wants of its process, beside the order: a share of the machine. Whom an agent spawned has
+        the same share: more would be a way to have more oneself."""
         terms = next(filter(None, map(self._terms, self._line(agent))), None)
         if terms is None:
             return wanted
-        own = self._kernel.fleet.spec(agent.id) is not None
-        limits = replace(wanted.limits, weight=terms.weight)
-        return replace(wanted, limits=limits, probes=own and terms.ready.way == "exec")
+        return replace(wanted, limits=replace(wanted.limits, weight=terms.weight))
 
     def _line(self, agent: Agent) -> Iterator[str]:
         """It, its parent, and so on."""
