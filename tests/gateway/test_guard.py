@@ -149,6 +149,9 @@ def test_depth_is_told_without_building_anything() -> None:
     assert too_deep(b"[" * 65, 64)
     assert not too_deep(b'"' + b"[" * 1000 + b'\\""', 64)
     assert not too_deep(b"[],{}," * 1000, 64)
+    assert not too_deep(b'["\\\\",' + b"[" * 63 + b"]" * 64, 64)
+    assert too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
+    assert too_deep(b"[{}," * 65 + b"1" + b"]" * 65, 64)
 
 
 def test_another_address_needs_tls_and_a_name(tmp_path: Path) -> None:

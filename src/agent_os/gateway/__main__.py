@@ -25,6 +25,7 @@ import uvicorn
 from agent_os.abi.errors import EBUSY, EINVAL, AgentOSError
 from agent_os.gateway import sockets
 from agent_os.gateway.app import create_app
+from agent_os.gateway.lines import lines
 from agent_os.gateway.settings import LAST_PORT, Limits, Settings, is_loopback, require_safe
 
 _PR_SET_PDEATHSIG = 1
@@ -107,7 +108,7 @@ def _listen(host: str, first: int, last: int) -> socket.socket:
 def _config(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(None, settings),
-        http="h11",
+        http=lines(settings.limits),
         lifespan="on",
         log_config=None,
         access_log=False,  # addresses can hold what people type
