@@ -44,6 +44,16 @@ def test_a_foreign_page_is_refused(house: House, origin: str) -> None:
     assert not [name for name in said.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_picture_on_a_foreign_page_asks_nothing(house: House, site: str) -> None:
+    """Without an Origin, as a browser sends it for a picture or a script; but a link to the dashboard is one."""
+    for good in ("same-origin", "none"):
+        assert house.get("status", headers={"Sec-Fetch-Site": good}).status_code == 200
+    said = house.get("status", headers={"Sec-Fetch-Site": site})
+    assert (said.status_code, said.json()["detail_code"]) == (403, "origin")
+    assert house.get("/", headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_what_a_form_could_send_changes_nothing(house: House, kind: str) -> None:
     body = b'{"signal": "SIGCONT"}'

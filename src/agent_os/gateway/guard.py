@@ -33,6 +33,9 @@ _MOST_BUCKETS = 4096
 _TEXT = re.compile(rb'"[^"]*"?')  # of JSON without escapes
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ASKED = ("/api/", "/mcp", "/metrics")
+_ENTRANCE = "/api/v1/session"
+_OWN_SITES = ("same-origin", "none")  # what a browser says of a request: that it comes from us, or from its user
 _SMALL = 64 << 10  # bytes of a body that are read for anybody
 _SLASHED = re.compile(rb"(/api/v1/(?:agents|budgets)/[a-z0-9_.-]+)%2[fF]([^?]*)")
 HEADERS = {
@@ -125,6 +128,9 @@ class Guard:
         if origins and (len(origins) > 1 or origins[0].lower() not in self._origins):
             reason = f"a page of {', '.join(origins)} may not ask this server"
             raise _Refusal(EPERM("origin", reason, hint=f"use the dashboard at {self._settings.url}"), 403)
+        if headers.get("sec-fetch-site", "none") not in _OWN_SITES and scope["path"].startswith(_ASKED):
+            reason = "a page of another site may not ask this server, not even for a picture"
+            raise _Refusal(EPERM("origin", reason, hint=f"use the dashboard at {self._settings.url}"), 403)
         if any(word in scope["query_string"] for word in (b"aos_", b"aoss_")):
             reason = "a token does not belong into an address, where logs and histories keep it"
             raise _Refusal(EINVAL("token.query", reason, hint="send it as Authorization: Bearer TOKEN"), 400)
@@ -137,10 +143,11 @@ class Guard:
             raise _Refusal(problems.wrong_method(scope["method"], scope["path"], allowed), 405, allowed)
 
     def _rate(self, scope: Scope, headers: Headers) -> None:
-        """Each token has a bucket of its own; whoever has none shares one."""
-        if not scope["path"].startswith(("/api/", "/mcp", "/metrics")):
+        """Each token has a bucket of its own; whoever has none shares one, and whoever comes to get one another."""
+        if not scope["path"].startswith(_ASKED):
             return
-        name = hashlib.sha256(headers.get("authorization", "").encode()).digest()
+        enters = scope["path"] == _ENTRANCE and scope["method"] == "POST"
+        name = hashlib.sha256(b"enter" if enters else headers.get("authorization", "").encode()).digest()
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self._limits.rate, self._limits.burst)
