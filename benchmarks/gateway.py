@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from socket import SO_RCVBUF, SOL_SOCKET, create_connection, socket
+from socket import SO_RCVBUF, SOL_SOCKET, create_connection, create_server, socket
 from typing import Any
 
 from benchmarks.kernel import AGENTS, folder
@@ -49,11 +49,15 @@ async def run(report: Report, long: bool) -> None:
 
 @contextmanager
 def gateway(path: Path) -> Iterator[tuple[tuple[str, int], "subprocess.Popen[str]"]]:
-    order = {"socket": str(path), "host": "127.0.0.1", "port": 0, "limits": LIMITS}
     command = [sys.executable, "-m", "agent_os.gateway"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+    with (
+        create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=quiet, text=True, pass_fds=(listener.fileno(),)
+        ) as process,
+    ):
+        order = {"socket": str(path), "host": "127.0.0.1", "listener": listener.fileno(), "limits": LIMITS}
         assert process.stdin
         assert process.stdout
         process.stdin.write(json.dumps(order) + "\n")

@@ -1,15 +1,17 @@
 """The gateway's process, started and watched: a part of the composition root.
 
-It runs in a session of its own, with a few variables and no descriptor of ours but three pipes; it holds nothing that
-the kernel needs. It is asked now and then whether it lives, over its input, and one that does not answer is killed.
-When it dies it is started again, on the same port, later each time; when we end it ends, even if we are killed, since
-its input ends with us.
+It runs in a session of its own, with a few variables and no descriptor of ours but three pipes and the socket at which
+it listens; it holds nothing that the kernel needs. That socket is made here and kept for as long as a gateway is
+wanted: whoever got the port between two of them would be sent the tokens of all who come there. It is asked now and
+then whether it lives, over its input, and one that does not answer is killed. When it dies it is started again, later
+each time; when we end it ends, even if we are killed, since its input ends with us.
 """
 
 import asyncio
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from typing import Any
 
 from agent_os.abi import errors
 from agent_os.abi.doors import Gateway
-from agent_os.abi.errors import EIO
+from agent_os.abi.errors import EBUSY, EIO
 
 LOG = "logs/gateway.log"
 _PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TZ")  # beside OTEL_*, by which traces are asked for
@@ -35,12 +37,13 @@ log = logging.getLogger("agent_os.front_door")
 class FrontDoor:
     """One gateway, or none. `facts` is None until it listens."""
 
-    def __init__(self, home: Path, socket: Path, env: Mapping[str, str]) -> None:
-        self._home, self._socket = home, socket
+    def __init__(self, home: Path, control: Path, env: Mapping[str, str]) -> None:
+        self._home, self._control = home, control
         self._env = {name: value for name, value in env.items() if name in _PASSED or name.startswith("OTEL_")}
         self._wanted: Gateway | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._url: str | None = None
+        self._listener: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()  # two may ask for it at once
 
@@ -53,7 +56,12 @@ class FrontDoor:
         async with self._turn:
             if self._watching:
                 return
-            await self._launch(wanted)
+            self._listener = _listening(wanted.host, wanted.port, wanted.last_port)
+            try:
+                await self._launch(wanted)
+            except BaseException:
+                self._listener.close()
+                raise
             self._wanted = wanted
             self._watching = asyncio.create_task(self._watch())
 
@@ -65,14 +73,17 @@ class FrontDoor:
                     await self._watching
                 self._watching = self._wanted = None
             await self._end()
+            if self._listener:
+                self._listener.close()
 
     async def _launch(self, wanted: Gateway) -> None:
         """Returns when it listens. Cancelled, or told no, it leaves no process behind."""
+        assert self._listener
+        listener = self._listener.fileno()
         order = {
-            "socket": str(self._socket),
+            "socket": str(self._control),
             "host": wanted.host,
-            "port": wanted.port,
-            "last_port": wanted.last_port,
+            "listener": listener,
             "names": wanted.names,
             "cert": wanted.cert,
             "key": wanted.key,
@@ -85,6 +96,7 @@ class FrontDoor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=out,
                 env=self._env,
+                pass_fds=(listener,),
                 cwd="/",
                 start_new_session=True,
             )
@@ -114,20 +126,20 @@ class FrontDoor:
         return json.loads(line)
 
     async def _watch(self) -> None:
-        """Whenever it has died, or hangs and was killed, another one, on the port that people know."""
+        """Whenever it has died, or hangs and was killed, another one."""
         wait = _FIRST_WAIT
         while True:
             assert self._process
             assert self._wanted
             began = time.monotonic()
             code = await _over(self._process)
-            self._process, known, self._url = None, self._url, None
+            self._process = self._url = None
             wait = _FIRST_WAIT if time.monotonic() - began > _WELL_S else min(wait * 2, _LONGEST_WAIT)
             log.warning("the gateway ended with %s; another one in %.1f s", code, wait)
             while self._process is None:
                 await asyncio.sleep(wait)
                 try:
-                    await self._launch(_at(self._wanted, known))
+                    await self._launch(self._wanted)
                 except (errors.AgentOSError, OSError) as problem:
                     wait = min(wait * 2, _LONGEST_WAIT)
                     log.warning("the gateway did not come back: %s; again in %.1f s", problem, wait)
@@ -216,12 +228,23 @@ class Doctor:
             raise EIO("doctor.silent", "the doctor found nothing to say", hint="agentctl doctor") from None
 
 
-def _at(wanted: Gateway, url: str | None) -> Gateway:
-    """The same, first at the port it had."""
-    from msgspec.structs import replace
-
-    port = (url or "").rpartition(":")[2]
-    return replace(wanted, port=int(port)) if port.isdigit() else wanted
+def _listening(host: str, first: int, last: int) -> socket.socket:
+    """On the first port, or the next that is free. With 0 the system chooses one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reason: str | None = None
+    for port in range(first, max(first, last) + 1) if first else (0,):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(128)
+        except OSError as problem:
+            listener.close()
+            reason = problem.strerror
+        else:
+            return listener
+    ports = f"port {first}" if first >= last else f"ports {first} to {last}"
+    raise EBUSY("gateway.port", f"{host} has no free one of {ports}: {reason}", hint="agentctl up --port NUMBER")
 
 
 def _private(path: str, flags: int) -> int:

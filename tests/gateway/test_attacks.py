@@ -341,3 +341,45 @@ def test_no_page_of_ours_is_shown_inside_another(house: House, path: str) -> Non
         assert "frame-ancestors 'none'" in said.headers["content-security-policy"]
         assert said.headers["x-frame-options"] == "DENY"
         assert said.headers["cross-origin-opener-policy"] == "same-origin"
+
+
+# From inside.
+
+REACH = """
+import json, os, socket, sys
+host, port = sys.argv[1:]
+def direct(name):
+    with socket.create_connection((name, int(port)), timeout=10) as line:
+        line.sendall(f"GET /healthz HTTP/1.1\\r\\nHost: {host}:{port}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+        return line.recv(65536)
+def proxied(name, tunnel):
+    with socket.create_connection(("127.0.0.1", 3128), timeout=10) as line:
+        first = f"CONNECT {name}:{port}" if tunnel else f"GET http://{name}:{port}/healthz"
+        line.sendall(f"{first} HTTP/1.1\\r\\nHost: {name}:{port}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+        said = line.recv(65536)
+        if tunnel and b" 200 " in said:
+            line.sendall(f"GET /healthz HTTP/1.1\\r\\nHost: {host}:{port}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+            said = line.recv(65536)
+        return said
+names = ["127.0.0.1", "localhost", "127.1", "0.0.0.0", "2130706433", "0x7f000001", "[::1]", "[::ffff:127.0.0.1]",
+         "localhost.", "LOCALHOST", "127.0.0.1.nip.io"]
+reached = []
+for name in names:
+    for way in (direct, lambda one: proxied(one, False), lambda one: proxied(one, True)):
+        try:
+            if b'"ok":true' in way(name):
+                reached.append(name)
+        except OSError:
+            pass
+print(json.dumps(reached))
+"""
+
+
+@pytest.mark.parametrize("net", [None, "127.0.0.1:1", "GATEWAY"])
+def test_no_agent_gets_to_the_door(house: House, net: str | None) -> None:
+    """But one whose operator opened that very port."""
+    host, _, port = house.host.partition(":")
+    (house.desk.project / "reach.py").write_text(REACH)
+    flags = [] if net is None else ["--net", net.replace("GATEWAY", house.host)]
+    said = house.desk.ask("run", "-q", *flags, "--", "python3", "reach.py", host, port)
+    assert bool(json.loads(said.out.splitlines()[-1])) == (net == "GATEWAY"), said

@@ -44,6 +44,16 @@ def test_a_foreign_page_is_refused(house: House, origin: str) -> None:
     assert not [name for name in said.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_picture_on_a_foreign_page_asks_nothing(house: House, site: str) -> None:
+    """Without an Origin, as a browser sends it for a picture or a script; but a link to the dashboard is one."""
+    for good in ("same-origin", "none"):
+        assert house.get("status", headers={"Sec-Fetch-Site": good}).status_code == 200
+    said = house.get("status", headers={"Sec-Fetch-Site": site})
+    assert (said.status_code, said.json()["detail_code"]) == (403, "origin")
+    assert house.get("/", headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_what_a_form_could_send_changes_nothing(house: House, kind: str) -> None:
     body = b'{"signal": "SIGCONT"}'
@@ -149,6 +159,9 @@ def test_depth_is_told_without_building_anything() -> None:
     assert too_deep(b"[" * 65, 64)
     assert not too_deep(b'"' + b"[" * 1000 + b'\\""', 64)
     assert not too_deep(b"[],{}," * 1000, 64)
+    assert not too_deep(b'["\\\\",' + b"[" * 63 + b"]" * 64, 64)
+    assert too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
+    assert too_deep(b"[{}," * 65 + b"1" + b"]" * 65, 64)
 
 
 def test_another_address_needs_tls_and_a_name(tmp_path: Path) -> None:

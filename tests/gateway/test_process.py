@@ -34,6 +34,29 @@ def test_a_killed_gateway_comes_back_at_its_address_and_no_agent_notices(house: 
     assert (after["pid"], after["incarnation"]) == (before["pid"], before["incarnation"])
 
 
+def test_nobody_else_gets_the_port_of_a_gateway_that_died(house: House) -> None:
+    """Whoever listened there would be sent the tokens of every dashboard and client."""
+    name, _, port = house.host.partition(":")
+
+    def taken() -> bool:
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                thief.bind((name, int(port)))
+                thief.listen()
+            except OSError:
+                return True
+        return False
+
+    os.kill(house.gateway["pid"], signal.SIGKILL)
+    until(lambda: ended(house.gateway["pid"]))
+    while (house.status()["gateway"] or house.gateway)["pid"] == house.gateway["pid"]:
+        assert taken()
+    assert house.get("status").status_code == 200
+    house.ask(Gateway(do="stop"))
+    assert not taken(), "it is free when nobody wants a gateway any more"
+
+
 def test_a_stopped_gateway_holds_up_nobody_and_ends_with_a_killed_kernel(tmp_path: Path) -> None:
     house = House(tmp_path)
     os.kill(house.gateway["pid"], signal.SIGSTOP)

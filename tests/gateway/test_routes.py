@@ -309,3 +309,14 @@ def test_only_an_operator_changes_anything(house: House, method: str, path: str,
     said = house.call(method, path, role=role, **({} if body is None else {"json": body}))
     assert (said.status_code, said.json()["detail_code"]) == (403, "role.low")
     assert house.status()["agents"] == before
+
+
+def test_of_a_large_entry_a_viewer_sees_how_large_it_is(house: House) -> None:
+    text = "INCA-gold" * 100_000
+    place = "agents/worker/memory/mem/working/large"
+    assert house.call("PUT", place, json={"data": text}).status_code == 200
+    assert house.get(place, role="auditor").json()["data"] == text
+    seen = house.get(place, role="viewer")
+    assert (seen.status_code, seen.json()["data"]["size"]) == (200, len(text)), seen.text[:500]
+    assert "INCA" not in seen.text
+    assert house.call("DELETE", place).status_code == 200

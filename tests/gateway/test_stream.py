@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,59 @@ def test_whoever_does_not_read_is_shown_out_with_a_notice_and_costs_little(busy:
             assert place((await heard(fast))["cursor"]).seq > start, "others hear on"
 
     run(test())
+
+
+def raw_stream(house: House) -> socket.socket:
+    """A viewer's stream, of which nobody reads anything."""
+    name, _, port = house.host.partition(":")
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    line.settimeout(60)
+    line.connect((name, int(port)))
+    lines = [
+        "GET /api/v1/events HTTP/1.1",
+        f"Host: {house.host}",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Protocol: agent-os.v1",
+        f"Authorization: Bearer {house.tokens['viewer']}",
+    ]
+    line.sendall("\r\n".join([*lines, "", ""]).encode() + frame(0x81, b'{"cursor": null}'))
+    assert b" 101 " in line.recv(4096)
+    return line
+
+
+def frame(first: int, data: bytes = b"") -> bytes:
+    return bytes([first, 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+def go_on(line: socket.socket) -> None:
+    """Until there is nobody to say it to."""
+    for _ in range(10_000):
+        line.sendall(frame(0x8A, b"!") * 100)
+
+
+def test_pings_whose_answers_nobody_reads_are_not_answered_for_ever(house: House) -> None:
+    pid, many = house.gateway["pid"], 200_000
+    before = memory(pid)
+    with raw_stream(house) as line:
+        for _ in range(many // 500):
+            line.sendall(frame(0x89, b"x" * 125) * 500)
+        assert memory(pid) - before < many * 125 // 3
+    assert house.get("status").status_code == 200
+
+
+def test_a_message_in_endless_pieces_ends_the_stream(house: House) -> None:
+    with raw_stream(house) as line:
+        line.sendall(frame(0x01) + frame(0x00) * 10 + frame(0x89, b"?"))
+        said = b""
+        while b"\x8a\x01?" not in said:  # some are a client's right
+            said += line.recv(4096)
+        line.sendall(frame(0x00) * 1000)
+        with pytest.raises(ConnectionError):
+            go_on(line)
 
 
 # Who may not.

@@ -250,6 +250,19 @@ def test_the_same_key_gives_a_viewer_what_viewers_see(tmp_path: Path) -> None:
     run(tmp_path / "home", work)
 
 
+def test_a_viewer_sees_what_is_held_and_not_what_was_asked_about() -> None:
+    """A standing answer repeats its question, a letter the words of whoever wrote it."""
+
+    def seen(name: str, told: Any) -> str:
+        return json.dumps(viewing.seen(abi.BY_NAME[name].number, told))
+
+    held = {"capabilities": [{"capability": f"file:/{SECRET}:read"}], "standing": []}
+    assert SECRET in seen("OP_CAPABILITIES", held)
+    stands = {"capabilities": [], "standing": [{"handle": "q-1", "capability": f"http:a.example/{SECRET}:get"}]}
+    assert SECRET not in seen("OP_CAPABILITIES", stands)
+    assert SECRET not in seen("OP_DEAD", {"letters": [{"id": "l-1", "schema": SECRET}]})
+
+
 def test_a_hash_is_of_what_is_hidden() -> None:
     from hashlib import sha256
 

@@ -1,7 +1,7 @@
 """`/mcp`: official clients over streamable HTTP, as the client that their token is bound to, behind the guard."""
 
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx2
 import pytest
@@ -105,3 +105,33 @@ def test_nobody_else_comes_in(house: House, guarded: str, headers: dict[str, str
 @pytest.fixture(scope="module")
 def guarded(house: House) -> str:
     return client_of(house, "guarded")
+
+
+def hello(house: House, token: str, session: str | None = None) -> dict[str, str]:
+    """The headers of a session: a new one, or that."""
+    mine = {**ACCEPT, "Authorization": f"Bearer {token}"}
+    if session is None:
+        opened = house.http.post("/mcp", json=HELLO, headers=mine)
+        session = opened.headers.get("mcp-session-id", f"none: {opened.status_code}")
+    return {**mine, "Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+
+
+def test_one_client_that_opens_session_after_session_takes_none_of_anothers(house: House) -> None:
+    greedy, modest = client_of(house, "greedy"), client_of(house, "modest")
+    opened = [hello(house, greedy)["Mcp-Session-Id"] for _ in range(136)]
+    refused = [one for one in opened if one.startswith("none")]
+    assert (len(refused), set(refused)) == (8, {"none: 503"})
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    assert house.http.post("/mcp", json=ping, headers=hello(house, modest)).status_code == 200
+    assert house.http.post("/mcp", json=ping, headers=hello(house, modest, opened[0])).status_code == 404
+
+
+@pytest.mark.parametrize("end", [("mcp", "unregister", "watcher", "--yes"), ("token", "rm", "mcp-watcher", "--yes")])
+def test_a_stream_ends_with_whoever_opened_it(house: House, end: tuple[str, ...]) -> None:
+    token = client_of(house, "watcher")
+    with house.http.stream("GET", "/mcp", headers=hello(house, token)) as stream:
+        assert (stream.status_code, stream.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+        house.desk.good(*end)
+        with suppress(httpx2.RemoteProtocolError):  # it is cut off
+            stream.read()
+    house.desk.ask("mcp", "unregister", "watcher", "--yes")

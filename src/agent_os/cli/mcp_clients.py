@@ -122,4 +122,5 @@ def serve(name: str) -> None:
     if importlib.util.find_spec("mcp") is None:
         raise ENOSYS("mcp.extra", "agentctl mcp serve needs mcp", hint="pip install 'agent-os[mcp]'")
     ask(Clients(do="enter", name=name))  # ENOENT: nobody of that name is registered
-    os.execv(sys.executable, [sys.executable, "-m", "agent_os.gateway.mcp_stdio", name])
+    # -P: it runs where its client runs, and what lies in that directory must not be taken for a library.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "agent_os.gateway.mcp_stdio", name])

@@ -84,7 +84,8 @@ async def launch(*, stay: bool = False) -> bool:
     """Start a kernel and wait until it can be talked to; False if another one had the home first."""
     home = prepared(place.home())
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "agent_os.daemon", "--home", str(home), "--socket", str(place.control_socket())]
+    command = [sys.executable, "-P", "-m", "agent_os.daemon", "--home", str(home)]
+    command += ["--socket", str(place.control_socket())]
     command += ["--ready-fd", str(writing)] + ([] if stay else ["--auto"])
     try:
         log = _log(home)

@@ -372,7 +372,8 @@ def _tiles(size: int, count: int) -> int:
 
 def _start_helper(path: Path, span: tuple[int, int], wanted: list[int]) -> "subprocess.Popen[bytes]":
     """Another process for another range: hashing small things holds the interpreter's lock."""
-    helper = subprocess.Popen([sys.executable, "-m", RANGES], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-P", "-m", RANGES]  # -P: nothing of the directory we are in is taken for a library
+    helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert helper.stdin is not None
     order = {"path": str(path.absolute()), "span": span, "wanted": [size for size in wanted if span[0] - 1 <= size]}
     with suppress(BrokenPipeError), helper.stdin:  # a helper that is gone is found by its result

@@ -2,9 +2,11 @@
 
     python -m agent_os.gateway < ORDER
 
-The order is one JSON line on the standard input: where the kernel is, where to listen, limits. What comes of it is one
-JSON line on the standard output (`url` or `error`); the log goes to stderr. The input stays open for as long as whoever
-started us lives: its end is ours. A line on it asks whether we still turn, and an empty one is the answer.
+The order is one JSON line on the standard input: where the kernel is, limits, and the descriptor of the socket at which
+we listen. Whoever started us keeps that socket, so that nobody gets our address while we are not there. What comes of
+the order is one JSON line on the standard output (`url` or `error`); the log goes to stderr. The input stays open for
+as long as whoever started us lives: its end is ours. A line on it asks whether we still turn, and an empty one is the
+answer.
 """
 
 import asyncio
@@ -15,17 +17,17 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
 
-from agent_os.abi.errors import EBUSY, EINVAL, AgentOSError
+from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.gateway import sockets
 from agent_os.gateway.app import create_app
-from agent_os.gateway.settings import LAST_PORT, Limits, Settings, is_loopback, require_safe
+from agent_os.gateway.lines import lines
+from agent_os.gateway.settings import Limits, Settings, is_loopback, require_safe
 
 _PR_SET_PDEATHSIG = 1
 _MOST_HEADERS = 64 << 10  # of the parser; the guard's own limit is lower, and says what is wrong
@@ -38,8 +40,7 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
 
     socket: str
     host: str
-    port: int
-    last_port: int = LAST_PORT  # of those that are tried when the first is taken
+    listener: int
     names: list[str] = []
     cert: str | None = None
     key: str | None = None
@@ -73,41 +74,24 @@ def _settled(line: str) -> tuple[Settings, socket.socket]:
     except msgspec.MsgspecError as problem:
         raise EINVAL("gateway.order", f"the gateway was not told what to do: {problem}", hint="agentctl up") from None
     require_safe(order.host, tuple(order.names), order.cert, order.key)
+    listener = socket.socket(fileno=order.listener)
+    listener.set_inheritable(False)
     settings = Settings(
         Path(order.socket),
         order.host,
-        order.port,
+        listener.getsockname()[1],
         tuple(order.names),
         Path(order.cert) if order.cert else None,
         Path(order.key) if order.key else None,
         limits,
     )
-    listener = _listen(settings.host, settings.port, order.last_port)
-    return replace(settings, port=listener.getsockname()[1]), listener
-
-
-def _listen(host: str, first: int, last: int) -> socket.socket:
-    """On the first port, or the next that is free. With 0 the system chooses one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in range(first, max(first, last) + 1) if first else (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(128)
-        except OSError as problem:
-            listener.close()
-            reason = problem.strerror
-            continue
-        return listener
-    ports = f"port {first}" if first >= last else f"ports {first} to {last}"
-    raise EBUSY("gateway.port", f"{host} has no free one of {ports}: {reason}", hint="agentctl up --port NUMBER")
+    return settings, listener
 
 
 def _config(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(None, settings),
-        http="h11",
+        http=lines(settings.limits),
         lifespan="on",
         log_config=None,
         access_log=False,  # addresses can hold what people type

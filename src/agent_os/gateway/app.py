@@ -87,7 +87,7 @@ def create_app(connect: Connect | None, settings: Settings) -> FastAPI:
     app.openapi = partial(document, app)
     problems.install(app)
     app.add_middleware(Idempotency, check=pool.check)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, check=pool.check)
     api = APIRouter(prefix=API)
     for one in ROUTERS:
         api.include_router(one.router)

@@ -1,4 +1,5 @@
-"""What every request passes before any route sees it: ASGI middleware, without a word to the kernel.
+"""What every request passes before any route sees it: ASGI middleware. Of the kernel it asks one thing:
+whether a token is good, before a body of some size is read for it.
 
 A service on loopback is not private to its user: any page in any browser can send requests to it, and a rebinding DNS
 server can make it ours by another name. So the Host must be a name of ours, an Origin must be ours, changes must be
@@ -6,25 +7,36 @@ JSON, which no form of a foreign page can send; bodies, headers and nesting have
 refused here is told as a problem, and answers carry the headers that keep a browser from being clever.
 """
 
+import asyncio
 import hashlib
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import unquote
 
+from fastapi.security import HTTPAuthorizationCredentials
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agent_os.abi.errors import EAGAIN, EINVAL, EMSGSIZE, ENOENT, EPERM, AgentOSError
+from agent_os.abi.errors import EAGAIN, EINVAL, EMSGSIZE, ENOENT, EPERM, ETIMEDOUT, AgentOSError
 from agent_os.gateway import problems
+from agent_os.gateway.asking import token_of
 from agent_os.gateway.bucket import Bucket
 from agent_os.gateway.settings import Settings
 
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _WITH_BODY = _CHANGES - {"DELETE"}  # a form can send a POST without a body or a type; nothing but a script a DELETE
 _MOST_BUCKETS = 4096
+_TEXT = re.compile(rb'"[^"]*"?')  # of JSON without escapes
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ASKED = ("/api/", "/mcp", "/metrics")
+_ENTRANCE = "/api/v1/session"
+_OWN_SITES = ("same-origin", "none")  # what a browser says of a request: that it comes from us, or from its user
+_SMALL = 64 << 10  # bytes of a body that are read for anybody
 _SLASHED = re.compile(rb"(/api/v1/(?:agents|budgets)/[a-z0-9_.-]+)%2[fF]([^?]*)")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -38,6 +50,9 @@ HEADERS = {
 }
 
 
+Check = Callable[[str], Awaitable[None]]  # raises if a token is not good
+
+
 class _Refusal(Exception):
     def __init__(self, error: AgentOSError, status: int, allowed: Sequence[str] = ()) -> None:
         self.error, self.status = error, status
@@ -45,10 +60,11 @@ class _Refusal(Exception):
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings, self._limits = app, settings, settings.limits
+    def __init__(self, app: ASGIApp, settings: Settings, check: Check) -> None:
+        self._app, self._settings, self._limits, self._check = app, settings, settings.limits, check
         self._hosts, self._origins = frozenset(settings.hosts), frozenset(settings.origins)
         self._buckets: OrderedDict[bytes, Bucket] = OrderedDict()
+        self._large = Counter[str]()  # bodies under way that are not small, by token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -75,8 +91,8 @@ class Guard:
             self._rate(scope, headers)
             _one_way(scope)
             self._method(scope)
-            receive = await self._body(scope, headers, receive)
-            await self._app(scope, receive, sending)
+            async with self._body(scope, headers, receive) as receive:
+                await self._app(scope, receive, sending)
         except _Refusal as refusal:
             answer = problems.response(refusal.error, path, refusal.status, refusal.headers)
             # What was not read of its body must not be taken for the next request.
@@ -112,6 +128,9 @@ class Guard:
         if origins and (len(origins) > 1 or origins[0].lower() not in self._origins):
             reason = f"a page of {', '.join(origins)} may not ask this server"
             raise _Refusal(EPERM("origin", reason, hint=f"use the dashboard at {self._settings.url}"), 403)
+        if headers.get("sec-fetch-site", "none") not in _OWN_SITES and scope["path"].startswith(_ASKED):
+            reason = "a page of another site may not ask this server, not even for a picture"
+            raise _Refusal(EPERM("origin", reason, hint=f"use the dashboard at {self._settings.url}"), 403)
         if any(word in scope["query_string"] for word in (b"aos_", b"aoss_")):
             reason = "a token does not belong into an address, where logs and histories keep it"
             raise _Refusal(EINVAL("token.query", reason, hint="send it as Authorization: Bearer TOKEN"), 400)
@@ -124,10 +143,11 @@ class Guard:
             raise _Refusal(problems.wrong_method(scope["method"], scope["path"], allowed), 405, allowed)
 
     def _rate(self, scope: Scope, headers: Headers) -> None:
-        """Each token has a bucket of its own; whoever has none shares one."""
-        if not scope["path"].startswith(("/api/", "/mcp", "/metrics")):
+        """Each token has a bucket of its own; whoever has none shares one, and whoever comes to get one another."""
+        if not scope["path"].startswith(_ASKED):
             return
-        name = hashlib.sha256(headers.get("authorization", "").encode()).digest()
+        enters = scope["path"] == _ENTRANCE and scope["method"] == "POST"
+        name = hashlib.sha256(b"enter" if enters else headers.get("authorization", "").encode()).digest()
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = Bucket(self._limits.rate, self._limits.burst)
@@ -139,27 +159,65 @@ class Guard:
             hint = f"try again in {wait:.2f} s"
             raise _Refusal(EAGAIN("gateway.rate", reason, hint=hint, retry_after_ms=int(wait * 1000) + 1), 429)
 
-    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """All of it, checked; the routes read it again from here."""
+    @asynccontextmanager
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> AsyncGenerator[Receive]:
+        """All of it, checked; the routes read it again from here. More than a little is only read for a good token, and
+        for each of them only so many at a time: it is held in memory until its request is over."""
         if scope["method"] not in _CHANGES:
-            return receive
+            yield receive
+            return
         most = self._most(scope)
         told = headers.get("content-length", "")
         if told.isdigit() and int(told) > most:
             raise self._too_large(most)
-        data = bytearray()
-        while True:
-            message = await receive()
+        held = ""
+        try:
+            if told.isdigit() and int(told) > _SMALL:
+                held = await self._admitted(headers)
+            data = bytearray()
+            async with aclosing(self._pieces(receive)) as pieces:
+                async for piece in pieces:
+                    data += piece
+                    if len(data) > most:
+                        raise self._too_large(most)
+                    if len(data) > _SMALL and not held:
+                        held = await self._admitted(headers)
+            if data or scope["method"] in _WITH_BODY or "content-type" in headers:
+                self._json(headers, data)
+            yield _again(bytes(data), receive)
+        finally:
+            if held:
+                self._large -= Counter((held,))
+
+    async def _pieces(self, receive: Receive) -> AsyncGenerator[bytes]:
+        """A body that is cut off is none, whatever its beginning says."""
+        until = asyncio.get_running_loop().time() + self._limits.body_s
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                reason = f"the body did not come within {self._limits.body_s:g} s"
+                raise _Refusal(ETIMEDOUT("body.time", reason, hint="send it at once"), 408) from None
             if message["type"] != "http.request":
-                break
-            data += message.get("body", b"")
-            if len(data) > most:
-                raise self._too_large(most)
-            if not message.get("more_body"):
-                break
-        if data or scope["method"] in _WITH_BODY or "content-type" in headers:
-            self._json(headers, data)
-        return _again(bytes(data), receive)
+                raise _Refusal(EINVAL("body.cut", "the connection ended before the body did"), 400)
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+
+    async def _admitted(self, headers: Headers) -> str:
+        kind, _, word = headers.get("authorization", "").partition(" ")
+        shown = HTTPAuthorizationCredentials(scheme=kind, credentials=word) if kind.lower() == "bearer" else None
+        try:
+            token = token_of(shown)
+            await self._check(token)
+            if self._large[token] >= self._limits.large_bodies:
+                reason = f"{self._large[token]} large bodies are under way for this token"
+                raise EAGAIN("gateway.bodies", reason, hint="send one after the other", retry_after_ms=1000)
+        except AgentOSError as error:
+            raise _Refusal(error, problems.status_of(error)) from None
+        self._large[token] += 1
+        return token
 
     def _most(self, scope: Scope) -> int:
         memory = scope["method"] == "PUT" and "/memory/" in scope["path"]
@@ -179,25 +237,15 @@ class Guard:
 
 
 def too_deep(data: bytes | bytearray, most: int) -> bool:
-    """Whether JSON is nested deeper than `most`, found without building any of it."""
+    """Whether JSON is nested deeper than `most`, found without building any of it, and without a look at each byte
+    here: bodies are large, and everybody waits meanwhile. Of what is no JSON, some that is not as deep is let pass."""
     if data.count(b"[") + data.count(b"{") <= most:
         return False
-    depth, text, escaped = 0, False, False
-    for byte in data:
-        if escaped:
-            escaped = False
-        elif text:
-            escaped = byte == 0x5C  # a backslash
-            text = byte != 0x22
-        elif byte == 0x22:
-            text = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > most:
-                return True
-        elif byte in b"]}":
-            depth -= 1
-    return False
+    unescaped = bytes(data).replace(rb"\\", b"").replace(rb"\"", b"")
+    left = _TEXT.sub(b"", unescaped).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(most):  # each time the innermost pairs go
+        left = left.replace(b"[]", b"")
+    return b"[]" in left or left.count(b"[") > most
 
 
 def _name_agent(scope: Scope) -> None:

@@ -2,13 +2,16 @@
 
 In: a token, as it came. Out: a client whose HELLO carried it; so the kernel verifies every token, and what a connection
 may ask is what its token may. A request without a token has no connection. Bounded: whoever comes when all are busy is
-told to come again, and tokens that are not known yet are only tried so often.
+told to come again, and tokens that are not known yet are only tried so often. Whoever was in before has a turn of its
+own: a crowd of strangers' tokens takes none of it.
 """
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from hashlib import sha256
 
 from agent_os.abi.errors import EAGAIN, EPERM, AgentOSError
 from agent_os.client.wire import Client
@@ -18,6 +21,7 @@ from agent_os.gateway.settings import Limits
 Connect = Callable[[str], AbstractAsyncContextManager[Client]]
 UNKNOWN = ("token", "session", "code", "ticket")  # first words of codes that mean: who are you?
 _FULL_MS = 1000
+_MOST_KNOWN = 4096  # words that were good, by their hash
 
 
 class _Held:
@@ -36,7 +40,8 @@ class Pool:
     def __init__(self, connect: Connect, limits: Limits) -> None:
         self._connect, self._limits = connect, limits
         self._held: dict[str, _Held] = {}
-        self._openings = Bucket(limits.rate, limits.burst)
+        self._openings, self._returns = Bucket(limits.rate, limits.burst), Bucket(limits.rate, limits.burst)
+        self._known: OrderedDict[bytes, None] = OrderedDict()
         self._sweeping: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -77,7 +82,7 @@ class Pool:
     @asynccontextmanager
     async def once(self, token: str) -> AsyncGenerator[Client]:
         """A connection of one's own: for a code or a ticket, which its HELLO uses up."""
-        self._admit()
+        self._admit(token)
         opening = self._connect(token)
         with _refusals():
             client = await opening.__aenter__()
@@ -87,15 +92,22 @@ class Pool:
             await opening.__aexit__(None, None, None)
 
     def _open(self, token: str) -> _Held:
-        self._admit()
+        self._admit(token)
         if len(self._held) >= self._limits.connections:
             self._make_room()
         held = self._held[token] = _Held()
         held.task = asyncio.create_task(self._hold(token, held))
         return held
 
-    def _admit(self) -> None:
-        if wait := self._openings.take():
+    def vouch(self, word: str) -> None:
+        """The kernel gave it out, or took it: it is no guess."""
+        self._known[_digest(word)] = None
+        self._known.move_to_end(_digest(word))
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def _admit(self, word: str) -> None:
+        if wait := (self._returns if _digest(word) in self._known else self._openings).take():
             reason = "too many new connections at once"
             raise EAGAIN("gateway.openings", reason, hint="try again in a moment", retry_after_ms=int(wait * 1000) + 1)
 
@@ -111,12 +123,15 @@ class Pool:
         try:
             with _refusals():
                 async with self._connect(token) as client:
+                    self.vouch(token)
                     held.opened.set_result(client)
                     await _first(client.closed(), held.enough.wait())
                     self._forget(token, held)  # whoever comes now gets a new one
                     while held.users and not client.lost:
                         await _first(client.closed(), asyncio.sleep(0.1))
         except AgentOSError as error:
+            if isinstance(error, EPERM):
+                self._known.pop(_digest(token), None)
             if not held.opened.done():
                 held.opened.set_exception(error)
         finally:
@@ -134,6 +149,10 @@ class Pool:
             for held in self._held.values():
                 if not held.users and held.used < before:
                     held.enough.set()
+
+
+def _digest(word: str) -> bytes:
+    return sha256(word.encode()).digest()
 
 
 class _refusals:

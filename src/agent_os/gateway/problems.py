@@ -54,6 +54,7 @@ TITLES = {
     403: "This is refused",
     404: "There is no such thing",
     405: "This cannot be done here",
+    408: "The request did not come",
     409: "Something else came first",
     412: "It has changed meanwhile",
     413: "This is too large",

@@ -92,7 +92,7 @@ async def read(
         listing = Memory(agent=request.agent, path=request.path, as_of=as_of)
         return Json(await _listed(caller, listing, pages))
     if chunks:
-        found["data"] = jsonable(b"".join(chunks))
+        found["data"] = _together(chunks)
     etag = {"ETag": f'"{found["version"]}"'} if "version" in found else {}
     return Json(found, headers=etag)
 
@@ -131,6 +131,13 @@ async def remove(
         return Json(await caller.ask(request) or {})
     except ECONFLICT as error:
         return _changed(error, agent, path, if_match)
+
+
+def _together(pieces: list[Any]) -> Any:
+    """A large entry; to a viewer each piece of it is a size and a hash."""
+    if all(isinstance(one, bytes) for one in pieces):
+        return jsonable(b"".join(pieces))
+    return {"size": sum(one["size"] for one in pieces), "pieces": pieces}
 
 
 def _rooted(path: str) -> str:

@@ -83,7 +83,7 @@ async def verify(body: Nothing, caller: Caller, operations: TheOperations) -> Js
 
 
 async def _verified(home: File) -> Any:
-    command = [sys.executable, "-m", "agent_os.gateway.verifying", str(home)]
+    command = [sys.executable, "-P", "-m", "agent_os.gateway.verifying", str(home)]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field
 
-from agent_os.abi.doors import Session, Whoami
+from agent_os.abi.doors import TICKET, Session, Whoami
 from agent_os.abi.errors import EINVAL, ENOENT
 from agent_os.abi.syscalls import Approvals, Budgets, Declared, ListAgents, Status
 from agent_os.client.values import jsonable
@@ -24,7 +24,9 @@ class Code(Wanted):
 @router.post("/session", responses=answers(Entered), summary="Exchange a one-time code for a session.")
 async def enter(body: Code, pool: ThePool, settings: TheSettings) -> Json:
     async with pool.once(f"code:{body.code}") as client:
-        return Json(jsonable(await client.call(Session(do="enter"), deadline=settings.limits.wait_s)))
+        entered = jsonable(await client.call(Session(do="enter"), deadline=settings.limits.wait_s))
+    pool.vouch(entered["session"])
+    return Json(entered)
 
 
 @router.get("/session", responses=answers(Who), summary="Who the token says that one is.")
@@ -45,8 +47,10 @@ async def leave(caller: Caller) -> Json:
 
 
 @router.post("/session/tickets", responses=answers(Ticket), summary="A ticket for one WebSocket.")
-async def ticket(body: Nothing, caller: Caller) -> Json:
-    return Json(await caller.ask(Session(do="ticket")))
+async def ticket(body: Nothing, caller: Caller, pool: ThePool) -> Json:
+    made = await caller.ask(Session(do="ticket"))
+    pool.vouch(f"{TICKET}{made['ticket']}")
+    return Json(made)
 
 
 @router.get("/status", responses=answers(StatusRow), summary="How the kernel is.")

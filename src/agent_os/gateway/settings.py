@@ -24,6 +24,10 @@ class Limits:
     idle_s: float = 60.0  # until one that nobody uses is closed
     websockets: int = 64  # for each token
     wait_s: float = 30.0  # for the kernel's answer
+    lines: int = 512  # connections of everybody together
+    ask_s: float = 10.0  # for a request to be there, from when it could be
+    body_s: float = 60.0  # and for its body
+    large_bodies: int = 4  # of each token, at once
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ TABLE: Mapping[str, Mapping[str, Hide]] = {
     },
     "OP_BUDGETS": {},
     "OP_COST": {},
-    "OP_CAPABILITIES": {},
+    "OP_CAPABILITIES": {"standing.*.capability": text},  # of an answer: what was asked about, as in the question
     "OP_MODELS": {},
     "OP_DECLARED": {
         "agents.*.why": text,
@@ -120,7 +120,7 @@ TABLE: Mapping[str, Mapping[str, Hide]] = {
     "OP_GOAL": _GOAL,
     "OP_LINKS": {},
     "OP_BUS": {},
-    "OP_DEAD": {"letters.*.payload": hidden, "letters.*.detail": text},
+    "OP_DEAD": {"letters.*.payload": hidden, "letters.*.detail": text, "letters.*.schema": text},
     "OP_TOPICS": {},
     "OP_TOOLS": {"tools.*.last_error": text},
     "OP_MCP": {"servers.*.where": text, "servers.*.problem": text},
