@@ -38,7 +38,9 @@ from agent_os.kernel.calls import Act, Asked, Done, Need
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.egress.naming import granted, named
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.offers import Offers
 from agent_os.kernel.signals import HELD, STOPPED, STOPS
+from agent_os.kernel.supervisor.specs import Spec
 from agent_os.kernel.table import OURS, Actor, Agent, Ended, bare, qualified
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class Outside:
         self._passes: dict[str, tuple[str, float]] = {}  # unused: for whom, until when
         self._key = secrets.token_bytes(32)
         self._states: dict[str, float] = {}  # unused: until when
+        self._offers = Offers(kernel)
 
     async def restore(self) -> None:
         """Those of before a restart sit where they sat. One that is quarantined comes no further than here."""
@@ -144,13 +147,17 @@ class Outside:
         if len(seat.lines) >= _MOST_LINES:
             raise EBUSY("client.lines", f"{agent.name} has {_MOST_LINES} connections", hint="close some")
         seat.lines[connection] = token
+        self._offers.begin(seat)
         connection.hold(not agent.clock.awake.is_set())
         return agent
 
     def left(self, connection: "Connection") -> None:
         """A connection is gone; the client stays."""
-        if isinstance(connection.caller, Agent) and isinstance(connection.caller.running, Seat):
-            connection.caller.running.lines.pop(connection, None)
+        seat = connection.caller.running if isinstance(connection.caller, Agent) else None
+        if isinstance(seat, Seat):
+            seat.lines.pop(connection, None)
+            if not seat.lines:
+                self._offers.end(seat)
 
     def token_over(self, token: str, why: AgentOSError) -> None:
         """Whoever came by it goes."""
@@ -279,15 +286,18 @@ class Outside:
         client = self._clients.get(agent.id)
         return client is None or (tool != SPAWN and (client.control or tool not in CONTROL))
 
+    def exported(self) -> tuple[Spec, ...]:
+        """What declares an agent that is a tool over MCP."""
+        specs = self._kernel.fleet.kept.specs.values()
+        return tuple(one for one in specs if one.tree["interface"]["protocol"] == "mcp")
+
     def agents(self, agent: Agent) -> list[dict[str, Any]]:
         """Agents that are tools over MCP, of those that it may ask: each as a tool is listed, with `seconds` to answer.
         `wrapped`: its request is no map, and stands under the key `input`."""
         kernel = self._kernel
         policy = kernel.authority.policies.of(agent.id)
         rows: list[dict[str, Any]] = []
-        for spec in kernel.fleet.kept.specs.values():
-            if spec.tree["interface"]["protocol"] != "mcp":
-                continue
+        for spec in self.exported():
             needs = [Need("ipc", "send", f"agent/{bare(spec.id)}")]
             try:
                 agent.holdings.find(needs)
