@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -73,6 +74,8 @@ def _settled(line: str) -> tuple[Settings, socket.socket]:
     except msgspec.MsgspecError as problem:
         raise EINVAL("gateway.order", f"the gateway was not told what to do: {problem}", hint="agentctl up") from None
     require_safe(order.host, tuple(order.names), order.cert, order.key)
+    if order.cert:
+        _require_usable(order.cert, order.key)
     settings = Settings(
         Path(order.socket),
         order.host,
@@ -84,6 +87,18 @@ def _settled(line: str) -> tuple[Settings, socket.socket]:
     )
     listener = _listen(settings.host, settings.port, order.last_port)
     return replace(settings, port=listener.getsockname()[1]), listener
+
+
+def _require_usable(cert: str, key: str | None) -> None:
+    """EINVAL before anything listens: the server itself would only end."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as problem:
+        why = (problem.reason if isinstance(problem, ssl.SSLError) else problem.strerror) or "they are no PEM files"
+        reason = f"the certificate {cert} with the key {key} cannot be used: {why}"
+        raise EINVAL(
+            "gateway.cert", reason, hint="both in PEM, the key of that certificate and without a password"
+        ) from None
 
 
 def _listen(host: str, first: int, last: int) -> socket.socket:
