@@ -55,6 +55,16 @@ def test_a_model_call_has_the_names_of_the_conventions_and_no_content_unless_ask
     assert "secret plan" in chat.attributes(content=True)[names.OUTPUT_MESSAGES]
 
 
+def test_a_call_tells_what_was_left_of_the_budget_after_it_where_somebody_limits_that() -> None:
+    cost = {"spent": {"cost": 6400, "calls": 1, "tokens": 9}, "left": {"cost": 493_600, "calls": 0}}
+    limited, other = all_of([entry(3, "result", op="SYS_EXEC", cost=cost), entry(4, "result", op="SYS_EXEC")])
+    found = limited.attributes()
+    assert found["agent_os.budget.left.cost_usd"] == 0.4936
+    assert found["agent_os.budget.left.calls"] == 0  # nothing is something to tell
+    assert "agent_os.budget.left.tokens" not in found
+    assert not [name for name in other.attributes() if name.startswith(names.BUDGET_LEFT)]
+
+
 def test_a_tool_tells_its_name_and_what_it_was_given_only_where_switched_on() -> None:
     body = {"request": {"tool": "http.fetch@1.0.0", "params": {"url": "https://x"}}, "value": {"value": {"ok": True}}}
     (tool,) = all_of([entry(3, "result", op="SYS_EXEC", verdict="allow", rule="net.read", body=body)])

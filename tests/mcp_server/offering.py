@@ -85,7 +85,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 FAILING = "test_error_handling"
-NAMES = (*ANSWERS, *ASKED, *SCHEMAS, FAILING)
+CHANGING, CHANGED = "test_trigger_tool_change", "test_that_is_held_and_let_go"
+NAMES = (*ANSWERS, *ASKED, *SCHEMAS, FAILING, CHANGING, CHANGED)
 
 
 async def fails(key: str, params: Mapping[str, Any]) -> Any:
@@ -103,9 +104,23 @@ async def done(call: Call) -> Any:
     return "done"
 
 
+def turning(kernel: Kernel) -> Callable[[str, Mapping[str, Any]], Awaitable[Any]]:
+    """What there is to call is another after each call."""
+
+    async def run(key: str, params: Mapping[str, Any]) -> Any:
+        registry = kernel.tools.registry
+        (tool,) = registry.versions_of(CHANGED)
+        registry.suspend(CHANGED, "" if tool.suspended else "it is held for the test")
+        return "turned"
+
+    return run
+
+
 def install(kernel: Kernel) -> None:
     for name, answer in {**ANSWERS, **dict.fromkeys(ASKED, "a person said yes")}.items():
         kernel.tools.register(Tool(name, answering(answer), Effect.PURE, summary=f"Answers as {name} should."))
+    kernel.tools.register(Tool(CHANGING, turning(kernel), Effect.IDEMPOTENT, summary="Holds a tool, or lets it go."))
+    kernel.tools.register(Tool(CHANGED, answering("here"), Effect.PURE, summary="Is held now and then."))
     kernel.tools.register(Tool(FAILING, fails, Effect.PURE, summary="Fails."))
     for name, schema in SCHEMAS.items():
         spec = ToolSpec(

@@ -98,7 +98,7 @@ class Clients(Body):
     """Programs outside that speak MCP with us, each an agent of role user without a process of ours. `register` says
     what one holds and may spend; `token` gives a token, shown this once, and `enter` a pass for one HELLO of a local
     process: whoever shows either acts as that client. `remove` ends it, with its tokens and connections. Each of
-    `clients` has name, state, connections, capabilities, net, control, created_ns, by."""
+    `clients` has name, state, connections, capabilities, net, control, project, created_ns, by."""
 
     do: Literal["list", "register", "token", "enter", "remove"] = "list"
     name: str = ""
@@ -106,4 +106,5 @@ class Clients(Body):
     net: list[str] = []  # hosts, as of `agentctl run --net`
     budget: dict[str, int] = {}  # by resource
     control: bool = False  # it is offered the tools that control the OS: signal, wait, list
+    project: dict[str, Any] = {}  # with these, also spawn: cwd, environment, python of its children, as in an order
     ttl_s: float | None = None  # of a token; nil: until it is removed

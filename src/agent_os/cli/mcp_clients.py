@@ -30,9 +30,16 @@ Row = dict[str, Any]
 @click.option("--net", multiple=True, metavar="HOST[:PORT]", help="A host that tools may reach for it. Repeatable.")
 @click.option("--budget", "budgets", multiple=True, metavar="LIMIT", help="What it may spend: 0.50usd, calls=1000.")
 @click.option("--control", is_flag=True, help="Offer it the tools that control the OS: signal, wait, list.")
+@click.option("--project", metavar="DIR", help="With --control: it may start agents of this folder, by agent.spawn.")
 @output_option
 def register(
-    name: str, caps: Sequence[str], net: Sequence[str], budgets: Sequence[str], control: bool, as_json: bool
+    name: str,
+    caps: Sequence[str],
+    net: Sequence[str],
+    budgets: Sequence[str],
+    control: bool,
+    project: str | None,
+    as_json: bool,
 ) -> None:
     """Let a program outside call our tools over MCP, as an agent of role user.
 
@@ -44,12 +51,23 @@ def register(
 
     limits = {resource: amount for resource, amount in parse_limits(budgets).items() if amount is not None}
     request = Clients(do="register", name=name, capabilities=list(caps), net=list(net), budget=limits, control=control)
+    if project is not None:
+        request.project = _project(project)
     (row,) = ask(request)["clients"]
     if as_json:
         print_json(jsonable(row))
         return
     click.echo(f"registered  {plain(name)}, an agent of role user")
     say(plain(f"next  agentctl mcp serve --as {name}; for HTTP, agentctl mcp token {name}"))
+
+
+def _project(folder: str) -> Row:
+    """As of an order of a run in that folder."""
+    from agent_os.cli.interpreter import authors_python
+    from agent_os.cli.surroundings import environment, words
+
+    cwd, python = words([os.path.abspath(folder), authors_python()])
+    return {"cwd": cwd, "environment": environment([]), "python": python}
 
 
 @click.command("clients")

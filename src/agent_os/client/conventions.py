@@ -35,4 +35,4 @@ COST = "agent_os.cost_usd"
 QUEUED = "agent_os.queued_ms"
 APPROVAL = "agent_os.approval"
 EXIT = "agent_os.exit"
-BUDGET_LEFT = "agent_os.budget.left."  # and the resource
+BUDGET_LEFT = "agent_os.budget.left."  # and the resource, of those that it spent and somebody limits

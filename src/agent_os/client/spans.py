@@ -89,6 +89,13 @@ class Span:
         return spent["cost"] / 1e6 if "cost" in spent else None
 
     @property
+    def _left(self) -> dict[str, Any]:
+        """Of what it spent and somebody limits, what was left right after it."""
+        left = _map(_map(self.entry.get("cost")).get("left"))
+        shown = {"cost_usd" if one == "cost" else one: amount for one, amount in left.items()}
+        return {names.BUDGET_LEFT + one: amount / 1e6 if one == "cost_usd" else amount for one, amount in shown.items()}
+
+    @property
     def rule(self) -> str:
         return str(self.entry.get("rule", ""))
 
@@ -118,6 +125,7 @@ class Span:
             names.ISOLATION: entry.get("isolation"),
             names.LABEL: entry.get("label"),
             names.ERROR_TYPE: entry.get("code"),
+            **self._left,
         }
         match self.sort:
             case "life":

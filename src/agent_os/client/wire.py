@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from agent_os.abi.errors import ECANCELED, EHOSTUNREACH, EPERM, EPIPE, ETIMEDOUT
 from agent_os.abi.syscalls import BY_REQUEST, Body
 from agent_os.client import credentials, place
 
+Hear = Callable[[str, Any], None]  # what was pushed (a signal, a message, a notice), and its body
 CREDIT = 256 << 10  # bytes of chunks under way, in each direction of a stream
 _RESERVE = 4 << 10  # of our credit, for what must get through while data waits
 _GIVE_BACK = 64 << 10
@@ -51,6 +52,13 @@ class Client:
         """A call with chunks beside it. It has been sent when this returns."""
         number = BY_REQUEST[type(request)].number
         return self._line.open(number, frames.body(request), deadline, key)
+
+    def hear(self, hear: Hear) -> Callable[[], None]:
+        """`hear` is called with whatever the kernel pushes, until what this gives is called. Only who comes in as an
+        agent is pushed anything; operators follow streams."""
+        heard_by = self._line.heard_by
+        heard_by.append(hear)
+        return lambda: heard_by.remove(hear) if hear in heard_by else None
 
     async def ended(self) -> None:
         """Returns when the kernel's process is gone."""
@@ -177,6 +185,7 @@ class _Line(asyncio.Protocol):
         self._splitter = frames.Splitter()
         self._open: dict[int, Stream] = {}
         self._last = 0
+        self.heard_by: list[Hear] = []
         self._transport: asyncio.Transport | None = None
         self._bye: AgentOSError | None = None
         self.greeting: asyncio.Future[frames.Welcome] = asyncio.get_running_loop().create_future()
@@ -207,7 +216,8 @@ class _Line(asyncio.Protocol):
             case frames.Bye():
                 self._bye = _refused(frame)
             case frames.Push():
-                pass  # for agents; operators follow streams instead
+                for hear in list(self.heard_by):
+                    hear(frame.what, msgspec.msgpack.decode(frame.body))
             case _:
                 if stream := self._open.get(frame.id):
                     self._concern(stream, frame)

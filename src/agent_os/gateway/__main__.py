@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -74,6 +75,8 @@ def _settled(line: str) -> tuple[Settings, socket.socket]:
     except msgspec.MsgspecError as problem:
         raise EINVAL("gateway.order", f"the gateway was not told what to do: {problem}", hint="agentctl up") from None
     require_safe(order.host, tuple(order.names), order.cert, order.key)
+    if order.cert:
+        _require_usable(order.cert, order.key)
     listener = socket.socket(fileno=order.listener)
     listener.set_inheritable(False)
     settings = Settings(
@@ -86,6 +89,18 @@ def _settled(line: str) -> tuple[Settings, socket.socket]:
         limits,
     )
     return settings, listener
+
+
+def _require_usable(cert: str, key: str | None) -> None:
+    """EINVAL before anything listens: the server itself would only end."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as problem:
+        why = (problem.reason if isinstance(problem, ssl.SSLError) else problem.strerror) or "they are no PEM files"
+        reason = f"the certificate {cert} with the key {key} cannot be used: {why}"
+        raise EINVAL(
+            "gateway.cert", reason, hint="both in PEM, the key of that certificate and without a password"
+        ) from None
 
 
 def _config(settings: Settings) -> uvicorn.Config:

@@ -2,8 +2,8 @@
 
 In: requests of both eras, the 2025 revisions and 2026-07-28, and for each the way to a kernel connection. Out: what the
 kernel said. `tools/list` is SYS_TOOLS and `tools/call` is SYS_EXEC, so a call is one passage of the gate, one decision,
-one record; an agent with `interface.protocol = "mcp"` is asked by SYS_REQUEST. Decides nothing, holds no key, and never
-offers to approve anything.
+one record; an agent with `interface.protocol = "mcp"` is asked by SYS_REQUEST. That a listing would look otherwise is
+told by `mcp_changes.py`. Decides nothing, holds no key, and never offers to approve anything.
 
 A call that waits for a person: in the new era it is answered with the kernel's state of it, which the client brings
 back; in the old one it is waited for here, with notices of progress, and ends as an error that names the approval.
@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -28,6 +29,7 @@ from agent_os.abi.errors import EAPPROVAL, EINVAL, AgentOSError
 from agent_os.abi.syscalls import ApproveWait, Exec, Request, Tools
 from agent_os.client.values import jsonable
 from agent_os.client.wire import Client
+from agent_os.gateway.mcp_changes import Changes
 
 Context = ServerRequestContext[Any, Any]
 Way = Callable[[Context], AbstractAsyncContextManager[Client]]  # to the connection as which a request acts
@@ -51,20 +53,34 @@ def server(way: Way) -> "Server[Any]":
     return Offered(way).server
 
 
+class _Telling(Server[Any]):
+    """One that says at the handshake that it tells of changes. In the new era the SDK says so wherever
+    `subscriptions/listen` is served."""
+
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *more: Any, **named: Any
+    ) -> InitializationOptions:
+        told = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(told, *more, **named)
+
+
 class Offered:
     """The handlers. `way` leads to the kernel, as whoever asks."""
 
     def __init__(self, way: Way) -> None:
         self._way = way
         self._called: WeakKeyDictionary[Client, dict[str, str]] = WeakKeyDictionary()  # names, as they were last listed
-        self.server: Server[Any] = Server(
+        changes = Changes(way)
+        self.server: Server[Any] = _Telling(
             "agent-os",
             version=__version__,
             title="Agent OS",
             instructions=INSTRUCTIONS,
             on_list_tools=self.tools,
             on_call_tool=self.call,
+            on_subscriptions_listen=changes.listen,
         )
+        self.server.add_notification_handler("notifications/initialized", types.NotificationParams, changes.opened)
 
     async def tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         if params and params.cursor:

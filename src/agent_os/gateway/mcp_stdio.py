@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from mcp.server.lowlevel import NotificationOptions
 from mcp.server.stdio import stdio_server
 
 from agent_os.abi.doors import Clients
@@ -50,7 +49,7 @@ async def serve(name: str) -> None:
     made: Any = server(line.using)
     try:
         async with stdio_server() as (read, write):
-            await made.run(read, write, made.create_initialization_options(NotificationOptions()))
+            await made.run(read, write, made.create_initialization_options())
     finally:
         await line.close()
 

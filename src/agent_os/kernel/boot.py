@@ -90,10 +90,10 @@ async def boot(
             outside,
         ):
             kernel.operations = {**kernel.operations, **door.PREPARE}
-    await kernel.recovery.at_boot()  # what was under way is settled; who was alive lives again
+    outsiders = kernel.outside.restore if agents else None  # programs elsewhere that may come again
+    await kernel.recovery.at_boot(outsiders)  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start
     if agents:
-        await kernel.outside.restore()  # programs elsewhere that may come again
         await kernel.fleet.spawned.leave_no_orphans()
         await kernel.fleet.folder.scan()  # the operator's manifests; what is broken is left out
         kernel.tokens.open()  # who may come in, and until when

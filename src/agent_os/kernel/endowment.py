@@ -55,7 +55,7 @@ def endow(
             parent.delegate(one, held, origin="spawn")
         else:
             held.grant(one, "operator")
-    for one in (_work(), *map(of_mount, wanted.mounts)):
+    for one in (work(), *map(of_mount, wanted.mounts)):
         if parent:
             _hand_on(parent, held, one)
         else:
@@ -114,7 +114,7 @@ def begin(agent: Agent, wanted: plan.Order, end: End) -> Life:
             mounted.append(Mounted(handle, agent, end))
         return handle is not None
 
-    if not holds(_work()):
+    if not holds(work()):
         wanted = replace(wanted, project=None, mode="tmpfs", origin=None, snapshot=None)
     mounts: list[guest.Mount] = []
     for mount in wanted.mounts:
@@ -125,7 +125,8 @@ def begin(agent: Agent, wanted: plan.Order, end: End) -> Life:
     return Life(replace(wanted, mounts=tuple(mounts)), mounted)
 
 
-def _work() -> Capability:
+def work() -> Capability:
+    """What whoever has a workspace holds of it, and hands on."""
     return Capability("file", compiled("file", f"{_WORK}/**"), ACTIONS["file"], _FAMILY)
 
 

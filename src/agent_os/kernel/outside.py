@@ -3,7 +3,8 @@
 In: OP_CLIENTS of an operator, and connections whose HELLO stands for one of them. Out: a row of the table with its own
 capabilities and budget, as whom every call of such a connection passes the gate. A client is in the store, so it is
 there again after a restart, holding what it held; it outlives its connections and has any number of them. To end it is
-to forget it: whoever kills or quarantines one takes its registration along. What it may do is the gate's to say.
+to forget it: whoever kills or quarantines one takes its registration along. What it may do is the gate's to say. One
+for which a project was named may have children there: they are an agent's like any other, and end with it.
 
 A call of a client that waits for a person is not held open for ever: it is answered with a state, by which the same
 call takes up its place. The state goes through the client's hands, so it is good only as it was made: for that agent,
@@ -29,6 +30,7 @@ from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ENOENT, EPERM, EPIPE, AgentOSError
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import BY_REQUEST
+from agent_os.abi.text import native
 from agent_os.drivers.store import Put
 from agent_os.kernel.authority.capability import Capability, parse
 from agent_os.kernel.authority.policy.rules import Effect
@@ -38,7 +40,9 @@ from agent_os.kernel.calls import Act, Asked, Done, Need
 from agent_os.kernel.egress import parse_grant
 from agent_os.kernel.egress.naming import granted, named
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.offers import Offers
 from agent_os.kernel.signals import HELD, STOPPED, STOPS
+from agent_os.kernel.supervisor.specs import Spec
 from agent_os.kernel.table import OURS, Actor, Agent, Ended, bare, qualified
 
 if TYPE_CHECKING:
@@ -46,8 +50,9 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 CLIENTS = "clients"  # the bucket: id → `Client`
-CONTROL = frozenset({"agent.signal", "agent.wait", "agent.list"})  # tools that control the OS
-SPAWN = "agent.spawn"  # offered to none: a child begins as a copy of its parent's program, and these have none of ours
+SPAWN = "agent.spawn"  # for whom an operator named a project: a child runs in its parent's, and these have none
+CONTROL = frozenset({SPAWN, "agent.signal", "agent.wait", "agent.list"})  # tools that control the OS
+_OF_PROJECT = frozenset({"cwd", "environment", "python"})  # what of an order says where children run, and by what
 _MOST = 100  # clients
 _MOST_LINES = 64  # connections of one
 _PASS_S, _MOST_PASSES = 30.0, 1000  # how long a pass is good for; how many may be unused
@@ -63,6 +68,7 @@ class Client(Struct):
     net: list[str] = []  # hosts that its operator named
     created_ns: int = 0
     by: str = ""
+    project: dict[str, Any] = {}  # where its children run, as of an order; empty: it has none
 
 
 class Seat:
@@ -106,6 +112,7 @@ class Outside:
         self._passes: dict[str, tuple[str, float]] = {}  # unused: for whom, until when
         self._key = secrets.token_bytes(32)
         self._states: dict[str, float] = {}  # unused: until when
+        self._offers = Offers(kernel)
 
     async def restore(self) -> None:
         """Those of before a restart sit where they sat. One that is quarantined comes no further than here."""
@@ -144,13 +151,17 @@ class Outside:
         if len(seat.lines) >= _MOST_LINES:
             raise EBUSY("client.lines", f"{agent.name} has {_MOST_LINES} connections", hint="close some")
         seat.lines[connection] = token
+        self._offers.begin(seat)
         connection.hold(not agent.clock.awake.is_set())
         return agent
 
     def left(self, connection: "Connection") -> None:
         """A connection is gone; the client stays."""
-        if isinstance(connection.caller, Agent) and isinstance(connection.caller.running, Seat):
-            connection.caller.running.lines.pop(connection, None)
+        seat = connection.caller.running if isinstance(connection.caller, Agent) else None
+        if isinstance(seat, Seat):
+            seat.lines.pop(connection, None)
+            if not seat.lines:
+                self._offers.end(seat)
 
     def token_over(self, token: str, why: AgentOSError) -> None:
         """Whoever came by it goes."""
@@ -193,7 +204,8 @@ class Outside:
         kernel.fleet.require_own(agent_id)
         if kernel.tools.servers:
             kernel.tools.servers.require_no_server(name)
-        client = Client(agent_id, request.control, list(request.net), time.time_ns(), by)
+        project = self._project(request)
+        client = Client(agent_id, request.control, list(request.net), time.time_ns(), by, project)
         net = [parse_grant(host) for host in request.net]
         wanted = [*map(parse, request.capabilities), *granted(net, ())]
         self._clients[agent_id] = client
@@ -205,6 +217,21 @@ class Outside:
             raise
         return self._row(client, agent)
 
+    def _project(self, request: Clients) -> dict[str, Any]:
+        """Where its children will run, with the real places of it: whoever writes there can make a link of them."""
+        if not request.project:
+            return {}
+        if not request.control:
+            reason = "a project is for who may start agents"
+            raise EINVAL("client.project", reason, hint="agentctl mcp register NAME --control --project DIR")
+        if unknown := sorted(set(request.project) - _OF_PROJECT):
+            raise EINVAL("client.project", f"{unknown[0]} is nothing that a project says")
+        from agent_os.kernel import orders  # which needs Linux, as whoever can spawn does
+
+        order = {**request.project, "net": list(request.net)}
+        written = orders.read(order)
+        return orders.pinned(order, orders.parse(written, orders.host_of(written, self._kernel.guests.home)))
+
     async def _seat(
         self,
         client: Client,
@@ -215,7 +242,7 @@ class Outside:
         """Its row. `wanted`: what it is given, the first time; later it holds what it held."""
         kernel = self._kernel
         agent = kernel.table.admit(client.id, "context", isolation="none")
-        agent.order = {"kind": "context", "roles": ["user"], "client": True}
+        agent.order = {**client.project, "kind": "context", "roles": ["user"], "client": True}
         agent.outside = True
         agent.named_hosts = named([parse_grant(host) for host in client.net], ())
         agent.running = Seat(kernel, agent)
@@ -226,6 +253,8 @@ class Outside:
                 agent.holdings = kernel.authority.holdings(agent.id)
                 for one in wanted:
                     agent.holdings.grant(one, "operator")
+                if client.project:
+                    _give_project(agent)
                 more += kernel.authority.begin(agent.id, None, limits=limits)
             kernel.furnish(agent)
             await kernel.governing.begin(agent, None, again=wanted is None)
@@ -268,6 +297,7 @@ class Outside:
             "capabilities": [str(one.capability) for one in held if one.origin == "operator"],
             "net": client.net,
             "control": client.control,
+            "project": native(client.project["cwd"]) if client.project else "",
             "created_ns": client.created_ns,
             "by": client.by,
         }
@@ -277,7 +307,12 @@ class Outside:
     def offers(self, agent: Agent, tool: str) -> bool:
         """Whether a tool is among those that a client is shown: what controls the OS is for whom it was said."""
         client = self._clients.get(agent.id)
-        return client is None or (tool != SPAWN and (client.control or tool not in CONTROL))
+        return client is None or tool not in CONTROL or (client.control and (tool != SPAWN or bool(client.project)))
+
+    def exported(self) -> tuple[Spec, ...]:
+        """What declares an agent that is a tool over MCP."""
+        specs = self._kernel.fleet.kept.specs.values()
+        return tuple(one for one in specs if one.tree["interface"]["protocol"] == "mcp")
 
     def agents(self, agent: Agent) -> list[dict[str, Any]]:
         """Agents that are tools over MCP, of those that it may ask: each as a tool is listed, with `seconds` to answer.
@@ -285,9 +320,7 @@ class Outside:
         kernel = self._kernel
         policy = kernel.authority.policies.of(agent.id)
         rows: list[dict[str, Any]] = []
-        for spec in kernel.fleet.kept.specs.values():
-            if spec.tree["interface"]["protocol"] != "mcp":
-                continue
+        for spec in self.exported():
             needs = [Need("ipc", "send", f"agent/{bare(spec.id)}")]
             try:
                 agent.holdings.find(needs)
@@ -300,11 +333,8 @@ class Outside:
 
     def require_offered(self, agent: Agent, tool: str) -> None:
         name = tool.partition("@")[0]
-        if name == SPAWN and self.keeps(agent):
-            hint = 'declare the agent: agentctl apply; with interface.protocol = "mcp" it is a tool'
-            raise EPERM("client.spawn", f"{tool} is not offered to programs outside", hint=hint)
         if not self.offers(agent, name):
-            hint = "agentctl mcp register NAME --control offers it"
+            hint = f"agentctl mcp register NAME --control{' --project DIR' * (name == SPAWN)} offers it"
             raise EPERM("client.control", f"{tool} controls the OS, and is not offered to this client", hint=hint)
 
     # Calls that wait for a person.
@@ -336,6 +366,13 @@ class Outside:
         call = json.dumps([said, agent.id, agent.incarnation, tool, params], sort_keys=True, default=repr)
         made = hmac.new(self._key, call.encode(errors="surrogatepass"), sha256).digest()
         return base64.urlsafe_b64encode(made).decode().rstrip("=")
+
+
+def _give_project(agent: Agent) -> None:
+    """It has no such folder itself, so this is good for nothing but to be handed on to its children."""
+    from agent_os.kernel import endowment  # which needs Linux, as whoever can spawn does
+
+    agent.holdings.grant(endowment.work(), endowment.MOUNT)
 
 
 def _as_tool(name: str, description: str, promised: Interface) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
@@ -76,8 +76,9 @@ class Recovery:
         self._progress: dict[str, tuple[int, int]] = {}  # agent → entries it had at the last restart, tries since
         self._crashes: dict[str, int] = {}  # agent → in a row
 
-    async def at_boot(self) -> None:
-        """Intents of agents that will not run again, then the agents that will."""
+    async def at_boot(self, others: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Intents of agents that will not run again, then the agents that will. `others`: who is there again without
+        us, and may have children among these."""
         kernel = self._kernel
         kernel.authority.arm()
         lasting = {key: decode_any(value) for key, value in kernel.store.items("agents")}
@@ -86,6 +87,8 @@ class Recovery:
             over = entry.agent not in lasting and not kernel.fleet.will_live(entry.agent)
             if over or entry.op in (_SPAWN, _SIGNAL) or (entry.op == _EXEC and not self._needs_life(kept)):
                 await self._settle(entry, kept)
+        if others:
+            await others()
         for agent_id in _parents_first(lasting):
             await self._again(agent_id, lasting[agent_id])
 

@@ -242,7 +242,7 @@ def child_order(
 ) -> tuple[dict[str, Any], list[Clamped]]:
     """The order, and what of the manifest was made to fit it. EINVAL names what is wrong, EPERM a file that is not the
     parent's to run. `complete`: it says its role, so what it leaves out is as a manifest has it; else as the parent."""
-    if "file" not in parent.order:
+    if "file" not in parent.order and not (parent.outside and "cwd" in parent.order):
         hint = "declare both: agentctl apply"
         raise EPERM("spawn.guest", "only agents written for Agent OS can start others", hint=hint)
     _require_heard(manifest, complete=complete)

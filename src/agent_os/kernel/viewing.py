@@ -88,7 +88,7 @@ TABLE: Mapping[str, Mapping[str, Hide]] = {
     "OP_METRICS": {},
     "OP_GATEWAY": {},
     "OP_DOCTOR": {},
-    "OP_CLIENTS": {},
+    "OP_CLIENTS": {"clients.*.project": text},
     "OP_MEMORY": {"data": hidden},
     "OP_APPROVALS": {
         "approvals.*.args": hidden,

@@ -121,11 +121,23 @@ def test_more_than_was_reserved_is_charged_as_far_as_there_is_room_and_the_rest_
     assert ledger.account(PARENT).spent["tokens"] == 100
 
 
+def test_the_record_says_what_the_tightest_limit_leaves_of_what_was_spent() -> None:
+    ledger = family(100)
+    ledger.limit(CHILD, {"tokens": 80, "cost": 500})
+    ledger.limit(OPERATOR, {"cost": 300})
+    meanwhile = ledger.reserve(CHILD, {"tokens": 10})  # reserved counts as gone
+    settled = ledger.settle(ledger.reserve(CHILD, {"tokens": 50, "cost": 100, "calls": 1}))
+    assert settled.cost["left"] == {"tokens": 20, "cost": 200}  # of calls there is no limit
+    ledger.release(meanwhile)
+    assert "left" not in ledger.settle(ledger.reserve("somebody", {"tokens": 5})).cost
+
+
 def test_what_was_reserved_is_paid_even_if_the_limit_was_lowered_meanwhile() -> None:
     ledger = family(100)
     held = ledger.reserve(CHILD, {"tokens": 50})
     ledger.limit(PARENT, {"tokens": 10})
-    assert ledger.settle(held, {"tokens": 50}).cost == {"on": [CHILD, PARENT, OPERATOR], "spent": {"tokens": 50}}
+    cost = ledger.settle(held, {"tokens": 50}).cost
+    assert cost == {"on": [CHILD, PARENT, OPERATOR], "spent": {"tokens": 50}, "left": {"tokens": 0}}
     with pytest.raises(EBUDGET):
         ledger.reserve(CHILD, {"tokens": 1})
 

@@ -13,7 +13,8 @@ What the journal keeps of it, in an entry's `cost`, and nothing else is needed t
     {"account", "parent", "limits"}         of kind `budget`: an account, and all that it may spend
     {"account", "warned": [resource …]}     of kind `budget`: four fifths are spent, and that was said
 
-`cut` beside `spent` is what a call used beyond all limits, `model` whose model it was. An intent without an outcome
+`cut` beside `spent` is what a call used beyond all limits, `left` what the tightest limit of each leaves then (for who
+reads: it is not counted by), `model` whose model it was. An intent without an outcome
 stays reserved, which counts like spent, until somebody resolves it. No connection outlives its kernel: at the next boot
 all that it held is spent.
 """
@@ -228,7 +229,13 @@ class Ledger:
         cut = {resource: amount - spent[resource] for resource, amount in wanted.items() if amount > spent[resource]}
         self._charge(held.accounts, spent)
         told = {} if held.intent else {"on": list(held.accounts)}
-        return Settled({**told, "spent": spent, **({"cut": cut} if cut else {}), **about}, self._warn(held.accounts))
+        more = {**({"cut": cut} if cut else {}), **({"left": left} if (left := self._left(held, spent)) else {})}
+        return Settled({**told, "spent": spent, **more, **about}, self._warn(held.accounts))
+
+    def _left(self, held: Held, spent: Amounts) -> dict[str, int]:
+        limited = [one for one in map(self._made, held.accounts) if one.limits]
+        rooms = {resource: [one.room(resource) for one in limited if resource in one.limits] for resource in spent}
+        return {resource: min(several) for resource, several in rooms.items() if several} if limited else {}
 
     def _most(self, held: Held, resource: str) -> int:
         """What was reserved is paid even if somebody lowered the limit since."""

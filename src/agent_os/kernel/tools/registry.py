@@ -150,6 +150,7 @@ class Registry:
         sees: Callable[[str, Tool], bool] = lambda agent, tool: True,
     ) -> None:
         self._clock, self._line, self._sees = clock, line, sees
+        self.changed: Callable[[], None] = lambda: None  # what there is, or may be called, is another now
         self._tools: dict[str, dict[str, dict[Version, Tool]]] = {}  # owner → name → version
 
     # What there is.
@@ -177,6 +178,7 @@ class Registry:
         output = None if spec.output_schema is None else Schema(spec.output_schema, foreign=foreign)
         tool = Tool(spec, deed, closed, output, Health(spec.concurrency, self._clock), owner)
         self._tools.setdefault(owner, {}).setdefault(spec.name, {})[version] = tool
+        self.changed()
         return tool
 
     def _require_names(self, spec: ToolSpec, deed: Deed) -> None:
@@ -213,8 +215,8 @@ class Registry:
 
     def forget(self, owner: str) -> None:
         """The agent is over."""
-        if owner:
-            self._tools.pop(owner, None)
+        if owner and self._tools.pop(owner, None):
+            self.changed()
 
     def withdraw(self, name: str, version: str | None = None) -> int:
         """Of those there for all, as when a server is gone; how many that were."""
@@ -224,6 +226,8 @@ class Registry:
             del versions[one]
         if not versions:
             self._tools.get("", {}).pop(name, None)
+        if gone:
+            self.changed()
         return len(gone)
 
     # Finding one.
@@ -290,6 +294,8 @@ class Registry:
             if version is None or one == Version(version):
                 tool.suspended = why
                 count += 1
+        if count:
+            self.changed()
         return count
 
     def _versions(self, name: str, agent: str) -> dict[Version, Tool]:
