@@ -21,6 +21,7 @@ from agent_os.abi.text import portable
 from agent_os.cli.changes import count, say, show, tell
 from agent_os.cli.errors import EXIT_INTERRUPTED
 from agent_os.cli.output import plain, show_result
+from agent_os.cli.profile import NOTHING, ProfileName, load
 from agent_os.cli.surroundings import environment, words
 from agent_os.client.config import setting
 
@@ -34,6 +35,13 @@ _MANIFEST = (".agent.toml", ".agent.json")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--profile",
+    metavar="NAME",
+    type=ProfileName(),
+    help="Flags for a known program: python, node, shell, claude-code, or of your own. What you type besides is added, "
+    "or counts more.",
+)
 @click.option(
     "--workspace",
     metavar="[bind:]DIR|tmpfs",
@@ -100,6 +108,7 @@ _MANIFEST = (".agent.toml", ".agent.json")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     command: tuple[str, ...],
+    profile: str | None,
     workspace: str | None,
     mounts: Sequence[str],
     net: Sequence[str],
@@ -131,6 +140,7 @@ def run(
     \b
       agentctl run -- python my_agent.py
       agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
+      agentctl run --profile python -- bash -c 'pip install -r requirements.txt && python report.py'
       agentctl run my_agent.py:digest
       agentctl run crawler.agent.toml
       agentctl run code.agent.toml "Mend the parser" --model anthropic/claude-sonnet-4-5
@@ -151,22 +161,25 @@ def run(
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
     from agent_os.cli import terminal  # not before: it needs Linux
 
-    authored = _authored(command)
+    known = load(profile) if profile else NOTHING
+    if profile and not quiet:
+        say(f"profile  {profile}  {plain(known.flags)}")
+    authored, models, env = _authored(command), [*known.model, *model], [*known.env, *env]
     interactive = terminal.is_interactive() and not (no_tty or detach or authored)
     order = {
         **(authored or {"argv": words(command)}),
         "cwd": portable(os.getcwd()),
         "environment": environment(env),
         "workspace": None if workspace is None else portable(workspace),
-        "mounts": words(mounts),
-        "net": list(net),
-        "secrets": list(secrets),
-        "models": list(model),
-        "caps": list(caps),
-        "budget": _budget(budgets),
-        "env": words([*(_usual_model(model) if authored else ()), *env]),
-        "timeout": timeout,
-        "limit": list(limit),
+        "mounts": words([*known.mount, *mounts]),
+        "net": [*known.net, *net],
+        "secrets": [*known.secret, *secrets],
+        "models": models,
+        "caps": [*known.cap, *caps],
+        "budget": {**_budget(known.budget), **_budget(budgets)},
+        "env": words([*(_usual_model(models) if authored else ()), *env]),
+        "timeout": timeout or known.timeout or None,
+        "limit": [*known.limit, *limit],
         "min_isolation": min_isolation or setting("min_isolation", project=True).value,
         "origin": origin,
         "snapshot": snapshot,
