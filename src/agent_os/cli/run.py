@@ -32,6 +32,7 @@ _MOST_SHOWN = 20
 _AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 _KILLED = 137
 _MANIFEST = (".agent.toml", ".agent.json")
+_WOULD = {"forbid": "would refuse", "ask": "would ask", "cover": "would cover"}  # what rules in shadow mode say
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -93,6 +94,11 @@ _MANIFEST = (".agent.toml", ".agent.json")
     "Repeatable.",
 )
 @click.option("--min-isolation", metavar="S0…S4", help="Refuse to start below this level. Default S2.")
+@click.option(
+    "--shadow",
+    is_flag=True,
+    help="Try this project's rules: what they would refuse happens, and is told at the end. Rules above it hold.",
+)
 @click.option("--commit", is_flag=True, help="At the end, if it ended 0, write ordinary changes to the project.")
 @click.option("--discard", "--rm", "discard", is_flag=True, help="At the end throw the changes away.")
 @click.option("--keep", is_flag=True, help="Keep the changes for later. The default.")
@@ -121,6 +127,7 @@ def run(
     timeout: str | None,
     limit: Sequence[str],
     min_isolation: str | None,
+    shadow: bool,
     commit: bool,
     discard: bool,
     keep: bool,
@@ -187,7 +194,10 @@ def run(
         "name": name,
         "after": "commit" if commit else "discard" if discard else "keep",
         "allow_protected": allow_protected,
+        "shadow": shadow,
     }
+    if shadow and not quiet:
+        say("shadow  this project's rules are tried and not enforced; those of operator and organisation hold")
     return _leave_running(order, quiet) if detach else _follow(order, quiet)
 
 
@@ -364,6 +374,11 @@ def _summarise(facts: dict[str, Any], changes: list[dict[str, Any]]) -> None:
     for what, times, allowing in facts["refusals"]:
         allow = f"   allow: {allowing}" if allowing else ""
         say(f"refused  {plain(_native(what))}  {times}×{allow}")
+    if facts["shadow"] and not facts["would"]:
+        say("shadow  no rule of its project would have refused anything")
+    for one in facts["would"]:
+        times = "" if one["effect"] == "cover" else f"  {one['times']}×"
+        say(f"{_WOULD[one['effect']]}  {plain(one['what'])}  {plain(one['rule'])}  {plain(one['where'])}{times}")
     for what, times in facts["failures"]:
         say(f"failed  {plain(_native(what))}  {times}×")
     for what, times in facts["expired"]:
