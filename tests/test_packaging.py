@@ -155,6 +155,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert wheel.stat().st_size <= 2 * 1024 * 1024
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/agent_os").rglob("*.py")}
     assert sources <= set(names)
+    assert {f"agent_os/cli/profiles/{name}.toml" for name in ("python", "node", "shell")} <= set(names)
 
 
 @pytest.mark.integration

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agent_os.abi.entries import Kind, Verdict
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import ApplyRules, Work
 from agent_os.abi.syscalls import Run as Start
 from agent_os.client.wire import Client
+from agent_os.gateway.routes_agents import Order
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.recorded import decode_any
 from kernel.serving import chunks, serving, until
@@ -441,3 +443,23 @@ what = ["file:/crm/**:read"]
 integrity = "untrusted"
 classes = ["customer"]
 """
+
+
+@pytest.mark.parametrize("more", [{"manifest": "{}"}, {"parent": "default/boss"}, {}], ids=["declared", "child", "own"])
+def test_only_a_run_of_a_persons_own_can_try_its_rules(run: Run, more: dict[str, Any]) -> None:
+    async def test() -> None:
+        order = run.order(argv=["cat", ".env"], shadow=True, **more)
+        if not more:  # the control
+            assert await run.ran(order, "tries") == "CANARY"
+            return
+        with pytest.raises(EINVAL, match="a person's own"):
+            await run.kernel.guests.start(order, name="tries")
+
+    run.policy(HEAD + NO_ENV, project=True)
+    run(test)
+
+
+def test_nobody_tries_rules_over_http() -> None:
+    Order.model_validate({"cwd": "/"})
+    with pytest.raises(ValidationError, match="shadow"):
+        Order.model_validate({"cwd": "/", "shadow": True})

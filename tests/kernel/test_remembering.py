@@ -20,11 +20,13 @@ from agent_os.abi.errors import (
     ESRCH,
     AgentOSError,
 )
-from agent_os.abi.syscalls import Events, Grant, Read, Remove, Share, Write
+from agent_os.abi.syscalls import Events, Grant, Open, Read, Remove, Share, Write
 from agent_os.client.wire import Client
+from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.memories import Past, changes
 from agent_os.kernel.recorded import decode_any
+from agent_os.kernel.vfs.stored import StoreBackend
 from kernel.serving import Caller, entries, serving
 
 ME = f"local:{os.getuid()}"
@@ -389,5 +391,54 @@ def test_a_file_of_the_workspace_is_read_as_its_agent_sees_it_and_nothing_else_o
                     await look(client, do, "/work/shop", query="x")
             with pytest.raises(EINVAL):
                 await look(client, "read", "/work/shop", version=1)
+
+    asyncio.run(main())
+
+
+def test_what_others_read_of_it_is_erased_with_it_and_what_they_made_of_it_is_told(tmp_path: Path) -> None:
+    word = "CANARY-5d1c"
+
+    async def main() -> None:
+        async with serving(tmp_path) as (kernel, client):
+            anna, bob = await free(kernel, client), Caller(kernel, "bob")
+            await anna.write("/mem/semantic/folder/note", word)
+            await anna.syscall(Share(path="/mem/semantic/folder", to="bob"))
+            there = "/mem/shared/anna/folder/note"
+            assert (await bob.syscall(Read(path=there)))["data"] == word
+            opened = await bob.syscall(Open(path=there))
+            assert (await bob.syscall(Read(handle=opened["handle"])))["data"] == word
+            await bob.write("/mem/working/mine", f"she said: {word}")
+            told = await look(client, "erase", "/mem/semantic/folder/note", reason="asked for")
+            assert (told["entries"], told["shared"], told["scrubbed"]) == (3, 0, True)
+            assert {one["agent"] for one in told["left"]} == {"bob"}
+            await look(client, "erase", "/mem/working/mine", agent="bob", reason="as well")
+            assert word.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("journal.db*"))
+            (redacted, *_) = [entry for entry, _ in kernel.journal.scan() if entry.kind == Kind.REDACT]
+            assert redacted.agent == ME
+            with pytest.raises(ENOENT):
+                await bob.syscall(Read(path=there))
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_keeps_no_version_of_what_is_erased_and_a_new_one_begins_higher(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (kernel, client):
+            anna = await free(kernel, client)
+            for text in ("CANARY-77aa one", "CANARY-77aa two"):
+                await anna.write("/mem/semantic/note", text)
+            place = kernel.vfs.root("default/anna").find("/mem/semantic/note")
+            assert place
+            assert isinstance(place.backend, StoreBackend)
+            taken = place.backend.snapshot("k-1")
+            await kernel.journal.record(Draft("default/anna", Kind.CHECKPOINT), puts=taken.puts)
+            await look(client, "erase", "/mem/semantic/note", reason="asked for")
+            assert b"CANARY-77aa" not in b"".join(path.read_bytes() for path in tmp_path.glob("journal.db*"))
+            await kernel.journal.record(Draft("default/anna", Kind.CHECKPOINT), puts=place.backend.release("k-1"))
+            assert (await anna.write("/mem/semantic/note", "new"))["version"] == 3
+            assert [one["change"] for one in (await look(client, "history", "/mem/semantic/note"))["changes"]] == [
+                "written",
+                "removed",
+            ]
 
     asyncio.run(main())

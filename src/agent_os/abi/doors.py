@@ -70,10 +70,12 @@ class Memory(Body):
     sends it in chunks where it is large; it also reads a file below /work, while the agent has its workspace. `history`
     tells of one path, the newest change first, and of each whether its content can still be read. `search` wants every
     word of `query` in the path or the text, and shows where. `export` sends ["entry", facts] and its content in
-    ["data", bytes] for each. What agents wrote is in `data`, `excerpt` and those chunks, and nowhere else."""
+    ["data", bytes] for each. `erase` removes an entry, or what is left of one, with all its versions and what the
+    record holds of them; it tells how many, and what of the same is `left` elsewhere. What agents wrote is in `data`,
+    `excerpt` and those chunks, and nowhere else."""
 
     agent: str
-    do: Literal["list", "read", "history", "search", "write", "remove", "share", "export"] = "list"
+    do: Literal["list", "read", "history", "search", "write", "remove", "erase", "share", "export"] = "list"
     path: str = "/mem"
     version: int | None = None  # to be read
     as_of: int | None = None  # as it was after this entry of the journal: list, read, export
@@ -89,6 +91,7 @@ class Memory(Body):
     rights: Literal["r", "rw"] = "r"
     ttl_s: int | None = None
     end: bool = False  # the share is taken back
+    reason: str = ""  # of erase: the record keeps it
 
 
 CLIENT = "client:"  # how a HELLO begins that stands for an outside client, by a pass

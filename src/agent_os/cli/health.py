@@ -148,7 +148,8 @@ def lines(facts: Facts, now: float) -> Iterator[Line]:
         f"{gateway['url']}   agentctl ui lets you in" if gateway else "none   agentctl up starts one",
     )
     yield "ok", "models", _model_words(facts["models"])
-    yield ("fail" if facts["policy"]["alarm"] else "ok"), "policy", rules_of(facts["policy"])
+    policy = facts["policy"]
+    yield ("fail" if policy["alarm"] else "warn" if policy.get("shadow") else "ok"), "policy", rules_of(policy)
 
 
 def _isolation(found: Facts) -> Line:
@@ -224,11 +225,13 @@ def _model_words(found: Facts) -> str:
 
 
 def rules_of(policy: Facts) -> str:
+    trying = policy.get("shadow", ())
+    mode = f"shadow for what the projects of {', '.join(map(plain, trying))} say" if trying else policy["mode"]
     if not policy["files"]:
-        return f"no rules: what agents hold decides, {policy['mode']}"
+        return f"no rules: what agents hold decides, {mode}"
     count = sum(file["rules"] for file in policy["files"])
     files = len(policy["files"])
-    return f"{count} rule{'s' * (count != 1)} in {files} file{'s' * (files != 1)}, {policy['mode']}"
+    return f"{count} rule{'s' * (count != 1)} in {files} file{'s' * (files != 1)}, {mode}"
 
 
 def _numbers(counts: Mapping[str, int]) -> str:

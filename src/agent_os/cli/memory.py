@@ -174,12 +174,23 @@ def search(agent: str, words: tuple[str, ...], scope: str | None, as_json: bool)
 @click.argument("agent", metavar="NAME", type=AGENT)
 @click.argument("path")
 @click.option("--if-version", type=click.IntRange(1), help="Only if it is still this version.")
+@click.option(
+    "--erase", is_flag=True, help="For good: all versions, and what the record holds of them. Needs --reason."
+)
+@click.option("--reason", metavar="TEXT", default="", help="Why it is erased; the record keeps that.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @output_option
-def rm(agent: str, path: str, if_version: int | None, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove an entry from an agent's memory. The record keeps what it was."""
+def rm(
+    agent: str, path: str, if_version: int | None, erase: bool, reason: str, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove an entry from an agent's memory. The record keeps what it was, unless you erase it."""
     where = _path(path)
+    if erase != bool(reason.strip()):
+        raise click.UsageError("--erase and --reason TEXT go together: the record keeps who erased it, and why")
+    if erase:
+        _erase(Memory(do="erase", agent=agent, path=where, if_version=if_version, reason=reason), yes, dry_run, as_json)
+        return
     rows = [one for one in _listed(agent, where, NOW) if one["path"] == where]
     if not rows:
         raise EINVAL(
@@ -198,6 +209,30 @@ def rm(agent: str, path: str, if_version: int | None, yes: bool, dry_run: bool, 
         print_json({"agent": agent, "path": where, "version": gone["version"]})
     else:
         click.echo(f"removed {plain(what)}")
+
+
+def _erase(request: Memory, yes: bool, dry_run: bool, as_json: bool) -> None:
+    found = ask(Memory(do="history", agent=request.agent, path=request.path, max=_PAGE))["changes"]
+    what = f"{request.path} of {request.agent}, with what the record holds of {len(found)} changes"
+    if dry_run:
+        click.echo(f"would erase {plain(what)}")
+        return
+    if not yes:
+        after = "It cannot be read again by anybody, nor replayed; backups made before keep it."
+        confirm(f"Erase {plain(what)}? {after}", f"this erases {what}", "agentctl memory rm … --erase --yes")
+    gone = ask(request)
+    if as_json:
+        print_json({"agent": request.agent, "path": request.path, **gone})
+        return
+    click.echo(f"erased {plain(request.path)} of {plain(request.agent)}: {gone['entries']} bodies of the record")
+    if gone["shared"]:
+        say(f"kept  {gone['shared']} of its contents are, byte for byte, also in another entry of a memory")
+    for one in gone["left"]:
+        who = plain(one["agent"])
+        say(f"left  #{one['seq']} of {who} has the same bytes   agentctl events --agent {who}")
+    if not gone["scrubbed"]:
+        why = "somebody reads the journal just now, or there is no room to write it anew"
+        say(f"note  free pages of the journal's file may still hold it: {why}; the next erasure sees to it")
 
 
 @memory.command("export")

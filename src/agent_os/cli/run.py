@@ -21,6 +21,7 @@ from agent_os.abi.text import portable
 from agent_os.cli.changes import count, say, show, tell
 from agent_os.cli.errors import EXIT_INTERRUPTED
 from agent_os.cli.output import plain, show_result
+from agent_os.cli.profile import NOTHING, ProfileName, load
 from agent_os.cli.surroundings import environment, words
 from agent_os.client.config import setting
 
@@ -31,9 +32,17 @@ _MOST_SHOWN = 20
 _AUTHORED = re.compile(r"(?P<file>[^:]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 _KILLED = 137
 _MANIFEST = (".agent.toml", ".agent.json")
+_WOULD = {"forbid": "would refuse", "ask": "would ask", "cover": "would cover"}  # what rules in shadow mode say
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--profile",
+    metavar="NAME",
+    type=ProfileName(),
+    help="Flags for a known program: python, node, shell, claude-code, or of your own. What you type besides is added, "
+    "or counts more.",
+)
 @click.option(
     "--workspace",
     metavar="[bind:]DIR|tmpfs",
@@ -85,6 +94,11 @@ _MANIFEST = (".agent.toml", ".agent.json")
     "Repeatable.",
 )
 @click.option("--min-isolation", metavar="S0…S4", help="Refuse to start below this level. Default S2.")
+@click.option(
+    "--shadow",
+    is_flag=True,
+    help="Try this project's rules: what they would refuse happens, and is told at the end. Rules above it hold.",
+)
 @click.option("--commit", is_flag=True, help="At the end, if it ended 0, write ordinary changes to the project.")
 @click.option("--discard", "--rm", "discard", is_flag=True, help="At the end throw the changes away.")
 @click.option("--keep", is_flag=True, help="Keep the changes for later. The default.")
@@ -100,6 +114,7 @@ _MANIFEST = (".agent.toml", ".agent.json")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     command: tuple[str, ...],
+    profile: str | None,
     workspace: str | None,
     mounts: Sequence[str],
     net: Sequence[str],
@@ -112,6 +127,7 @@ def run(
     timeout: str | None,
     limit: Sequence[str],
     min_isolation: str | None,
+    shadow: bool,
     commit: bool,
     discard: bool,
     keep: bool,
@@ -131,6 +147,7 @@ def run(
     \b
       agentctl run -- python my_agent.py
       agentctl run --net api.example.com --timeout 10m -- bash -c './fetch && make report'
+      agentctl run --profile python -- bash -c 'pip install -r requirements.txt && python report.py'
       agentctl run my_agent.py:digest
       agentctl run crawler.agent.toml
       agentctl run code.agent.toml "Mend the parser" --model anthropic/claude-sonnet-4-5
@@ -151,22 +168,25 @@ def run(
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
     from agent_os.cli import terminal  # not before: it needs Linux
 
-    authored = _authored(command)
+    known = load(profile) if profile else NOTHING
+    if profile and not quiet:
+        say(f"profile  {profile}  {plain(known.flags)}")
+    authored, models, env = _authored(command), [*known.model, *model], [*known.env, *env]
     interactive = terminal.is_interactive() and not (no_tty or detach or authored)
     order = {
         **(authored or {"argv": words(command)}),
         "cwd": portable(os.getcwd()),
         "environment": environment(env),
         "workspace": None if workspace is None else portable(workspace),
-        "mounts": words(mounts),
-        "net": list(net),
-        "secrets": list(secrets),
-        "models": list(model),
-        "caps": list(caps),
-        "budget": _budget(budgets),
-        "env": words([*(_usual_model(model) if authored else ()), *env]),
-        "timeout": timeout,
-        "limit": list(limit),
+        "mounts": words([*known.mount, *mounts]),
+        "net": [*known.net, *net],
+        "secrets": [*known.secret, *secrets],
+        "models": models,
+        "caps": [*known.cap, *caps],
+        "budget": {**_budget(known.budget), **_budget(budgets)},
+        "env": words([*(_usual_model(models) if authored else ()), *env]),
+        "timeout": timeout or known.timeout or None,
+        "limit": [*known.limit, *limit],
         "min_isolation": min_isolation or setting("min_isolation", project=True).value,
         "origin": origin,
         "snapshot": snapshot,
@@ -174,7 +194,10 @@ def run(
         "name": name,
         "after": "commit" if commit else "discard" if discard else "keep",
         "allow_protected": allow_protected,
+        "shadow": shadow,
     }
+    if shadow and not quiet:
+        say("shadow  this project's rules are tried and not enforced; those of operator and organisation hold")
     return _leave_running(order, quiet) if detach else _follow(order, quiet)
 
 
@@ -351,6 +374,11 @@ def _summarise(facts: dict[str, Any], changes: list[dict[str, Any]]) -> None:
     for what, times, allowing in facts["refusals"]:
         allow = f"   allow: {allowing}" if allowing else ""
         say(f"refused  {plain(_native(what))}  {times}×{allow}")
+    if facts["shadow"] and not facts["would"]:
+        say("shadow  no rule of its project would have refused anything")
+    for one in facts["would"]:
+        times = "" if one["effect"] == "cover" else f"  {one['times']}×"
+        say(f"{_WOULD[one['effect']]}  {plain(one['what'])}  {plain(one['rule'])}  {plain(one['where'])}{times}")
     for what, times in facts["failures"]:
         say(f"failed  {plain(_native(what))}  {times}×")
     for what, times in facts["expired"]:

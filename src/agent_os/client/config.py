@@ -89,8 +89,13 @@ def files() -> list[File]:
 
 
 def user_file() -> Path:
-    xdg = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(xdg) / "agent-os" / "config.toml"
+    return user_folder() / "config.toml"
+
+
+def user_folder() -> Path:
+    """Where the user's own files are. A relative one would be the project's, so it does not count, as XDG has it."""
+    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or "")
+    return (xdg if xdg.is_absolute() else Path.home() / ".config") / "agent-os"
 
 
 def setting(key: str, *, project: bool = False) -> Setting:
@@ -126,7 +131,7 @@ def from_environment(key: str) -> Setting | None:
 
 def read(file: File) -> dict[str, Setting]:
     """What a file says; nothing if it is not there."""
-    text = _text(file)
+    text = text_of(file)
     if text is None:
         return {}
     found = parsed(text, str(file.path), file.origin)
@@ -175,8 +180,10 @@ def _require_narrower(one: Setting) -> None:
         raise EINVAL("config.widens", reason, hint="a project's file may only make it stricter")
 
 
-def _text(file: File) -> str | None:
-    """Never waits: a pipe in the place of a project's file would hold up every command there."""
+def text_of(file: File) -> str | None:
+    """None: it is not there. Never waits: a pipe in the place of a project's file would hold up every command there.
+    What others than its reader can write is refused; not a project's, from which nothing is taken on trust, nor one
+    that ships with us, which is as good as this program."""
     try:
         with open(os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as opened:
             info = os.fstat(opened.fileno())
@@ -189,7 +196,7 @@ def _text(file: File) -> str | None:
         raise EACCES("config.unreadable", f"{file.path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise EINVAL("config.syntax", f"{file.path} is no text in UTF-8") from None
-    if file.origin != "project" and (info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022):
+    if file.origin not in ("project", "shipped") and (info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022):
         reason = f"{file.path} cannot be trusted: others can write it"
         raise EACCES("config.foreign", reason, hint=f"chmod go-w {file.path}")
     return text

@@ -30,8 +30,8 @@ from agent_os.kernel.authority.patterns import Pattern
 from agent_os.kernel.authority.policy import loading, placing
 from agent_os.kernel.authority.policy.layers import Current, Policy, strictest
 from agent_os.kernel.authority.policy.loading import OPERATOR, ORGANISATION, Text
-from agent_os.kernel.authority.policy.rules import Effect, Layer, PolicyFile
-from agent_os.kernel.authority.ruling import KEPT, Policies, below, forbidden, rules_within, weigh
+from agent_os.kernel.authority.policy.rules import Effect, Layer, Mode, PolicyFile
+from agent_os.kernel.authority.ruling import KEPT, Policies, Tried, below, forbidden, rules_within, weigh
 from agent_os.kernel.calls import Need
 from agent_os.kernel.hiding import Covered, Place, uncovered
 from agent_os.kernel.journal import Draft
@@ -48,6 +48,7 @@ _LOOK_S, _SETTLED_S = 1.0, 0.1  # between two looks at the files; how long one m
 _LOOK_COVERS_S = 0.25
 _TO_CUT_OFF = 5.0  # seconds for calls that cannot be stopped
 _WAYS: dict[str, hiding.How] = {"read": "hide", "write": "freeze", "delete": "keep"}
+_ACTIONS = {how: action for action, how in _WAYS.items()}
 _MOST_TOLD = 32
 _BY_FILE = "a change of the file"
 _texts = msgspec.msgpack.Decoder(list[Text]).decode
@@ -315,6 +316,8 @@ class Governing:
             return [], [*(one for one in self._texts_of(agent.id) if one.name != mine), *manifest]
         above = [one for one in self._texts_of(agent.parent) if one.name != mine] if agent.parent else []
         read = loading.texts_of(project) if project and self._has_own_project(agent) else []
+        if agent.order.get("shadow"):  # an operator's word about one run: of the project, and of nobody above it
+            read = [one._replace(tried=True) for one in read]
         return above, [*(one for one in read if one not in above), *manifest]
 
     def _has_own_project(self, agent: Agent) -> bool:
@@ -351,6 +354,23 @@ class Governing:
             policy = below(self._read(order.project)[1], policy)
         places = self._places(as_file(agent_id), order)
         return _covers(policy, self._kernel.table.parties(agent_id), places, order)
+
+    def would_cover(self, agent: Agent, order: "Order") -> list[Tried]:
+        """What lies open to its program because the rules that forbid it are tried: nobody will see whether it looks,
+        so whoever tries them is told of each. Reads its mounts: in a thread."""
+        own = self.policies.own(agent.id)
+        if not any(file.tried for file in own):
+            return []
+        enforced = Policy([replace(file, mode=Mode.STRICT, tried=False) for file in own], self.policies.current.policy)
+        covered, found = set(self.covers(agent.id, order)), list[Tried]()
+        for one in _covers(enforced, agent.parties, self._places(as_file(agent.id), order), order):
+            action, path = _ACTIONS[one.how], _in_work(one.path, order)
+            each = (forbidden(enforced, agent.parties, Need("file", action, name)) for name in (path, one.path))
+            decision = next(filter(None, each), None)
+            rule, where = (decision.rule.id, str(decision.where)) if decision and decision.rule else ("", "")
+            if one not in covered:
+                found.append(Tried("cover", f"file:{path}:{action}", rule, where))
+        return found
 
     def _places(self, name: str, order: "Order") -> list[Place]:
         """Where its files come from: mounts, project, and the layers of an earlier run that lie over that."""
@@ -426,6 +446,12 @@ def _covers(policy: Policy, parties: Sequence[Party], places: Sequence[Place], o
             some = hiding.covered(places, _forbids(policy, parties, action), patterns, how)
             found += [one for one in some if how == "hide" or _within(one.path, order.writable)]
     return hiding.together(found)
+
+
+def _in_work(path: str, order: "Order") -> str:
+    """As rules and records call it."""
+    project = str(order.project or "")
+    return f"/work{path.removeprefix(project)}" if project and _within(path, [project]) else path
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:

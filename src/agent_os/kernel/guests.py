@@ -26,6 +26,7 @@ from agent_os.kernel import endowment, orders, plan, process, programs, safe
 from agent_os.kernel.allowance import ENTRY
 from agent_os.kernel.authority import capability
 from agent_os.kernel.authority.answers import Approval
+from agent_os.kernel.authority.ruling import Tried
 from agent_os.kernel.egress.naming import granted as net_granted
 from agent_os.kernel.egress.naming import named, require_endpoint
 from agent_os.kernel.models import doors as model_doors
@@ -61,6 +62,7 @@ class Guests:
         self._under_way = 0  # starts and ends
         self.on_end: Callable[[], None] = lambda: None
         kernel.authority.told = self._asked
+        kernel.authority.policies.told = self._tried
 
     @property
     def home(self) -> Path:
@@ -91,6 +93,15 @@ class Guests:
         if follower := self._followers.get(approval.agent):
             follower.hear(approval)
 
+    def _tried(self, agent: Agent, tried: Tried) -> None:
+        """A rule in shadow mode would have refused: whoever follows the agent, or one above it, hears of that at the
+        end. What it starts is bound by the same rules."""
+        row: Agent | None = agent
+        while row and row.id not in self._followers:
+            row = self._kernel.table.row(row.parent) if row.parent else None
+        if row:
+            self._followers[row.id].would(tried)
+
     # Start.
 
     async def start(
@@ -116,6 +127,8 @@ class Guests:
         raise an error, with nothing awaited between that and what it is asked about: that it gets a row, that its
         process is made."""
         kernel, written = self._kernel, orders.read(order)
+        if written.shadow and (joined or parent or written.parent or written.manifest):
+            raise EINVAL("order.shadow", "rules are tried out in a run of a person's own", hint="agentctl run --shadow")
         here = orders.host_of(written, self.home)
         parsed = orders.parse(written, here)
         wanted = programs.order(parsed, written)
@@ -159,6 +172,8 @@ class Guests:
             wanted = await asyncio.to_thread(plan.complete, wanted, here)
             puts = [*puts, *endowment.surround(kernel.authority, agent, wanted)]
             await kernel.governing.begin(agent, wanted.project, again=held)
+            for tried in await asyncio.to_thread(kernel.governing.would_cover, agent, wanted):
+                self._tried(agent, tried)
             wanted = kernel.watching.shaped(agent, wanted)
             run = await self._spawn_covered(agent, wanted, here, written, puts, confirm)
             run.mounted = mounted

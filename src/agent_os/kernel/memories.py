@@ -50,11 +50,12 @@ def changes(journal: Journal, agent: str) -> Iterator[Change]:
     own = list(_of(journal, agent, lambda path: path if not _below(_SHARED, path) else None, lent))
     others: list[Iterator[Change]] = []
     for who in sorted({to for to, _ in lent}):
-        others.append(_of(journal, who, _at_owner(agent, who, lent), {}))
+        others.append(_of(journal, who, at_owner(agent, who, lent), {}))
     yield from heapq.merge(own, *others)
 
 
-def _at_owner(owner: str, who: str, lent: dict[tuple[str, str], str]) -> Callable[[str], str | None]:
+def at_owner(owner: str, who: str, lent: dict[tuple[str, str], str]) -> Callable[[str], str | None]:
+    """What a path of somebody is among the owner's, where it was lent that."""
     stem = f"{_SHARED}/{paths.owner_name(owner)}/"
 
     def named(path: str) -> str | None:
@@ -119,7 +120,9 @@ def _told(
     if said["do"] == "share":
         _lend(said, lent)
         return None
-    sort: Sort = "removed" if said["do"] == "remove" else "appended" if said["mode"] == "append" else "written"
+    sort: Sort = (
+        "removed" if said["do"] in ("remove", "erase") else "appended" if said["mode"] == "append" else "written"
+    )
     return Change(entry.seq, entry.wall_ns, path, sort, said["version"], said["size"], said["by"])
 
 

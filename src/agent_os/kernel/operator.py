@@ -150,7 +150,9 @@ async def _run(kernel: "Kernel", caller: Actor, asked: Asked) -> Any:
         raise
     ended = kernel.table.find(agent.id).exit
     violation = ended.reason if ended and ended.exit_class is ExitClass.POLICY else ""
-    more = {"violation": violation, "expired": list(follower.expired.items())}
+    more: dict[str, Any] = {"violation": violation, "expired": list(follower.expired.items())}
+    more["shadow"] = bool(request.order.get("shadow"))
+    more["would"] = [{**one._asdict(), "times": times} for one, times in follower.tried.items()]
     return {**await _told(stream, settled), "result": ended.result if ended else None, **more}
 
 

@@ -49,6 +49,7 @@ class Written(Struct, forbid_unknown_fields=True):
     name: str | None = None
     after: After = "keep"
     allow_protected: bool = False
+    shadow: bool = False  # what its project's rules would refuse is recorded, and happens
     file: Text | None = None  # an agent written for us: its file, the function, and its author's interpreter
     function: str = ""
     python: Text = ""

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_os.abi import frames
 from agent_os.abi.doors import Memory
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EINVAL, EISDIR, ENOENT, EROFS, ESRCH
+from agent_os.abi.errors import EBUSY, EINVAL, EISDIR, ENOENT, EROFS, ESRCH
 from agent_os.abi.syscalls import BY_REQUEST, Effect, Share
-from agent_os.kernel import memories
+from agent_os.kernel import erasing, memories
 from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.calls import Act, Asked, Done, Stream, Way
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.table import Actor, bare, qualified
 from agent_os.kernel.vfs import Root, normalise
-from agent_os.kernel.vfs.backend import CHUNK, Change, Facts
+from agent_os.kernel.vfs.backend import CHUNK, Change, Facts, check_version
 from agent_os.kernel.vfs.directory import DirectoryBackend
 from agent_os.kernel.vfs.root import Place
 from agent_os.kernel.vfs.runs import INLINE
@@ -68,6 +69,8 @@ def _memory(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
             return desk.write(asked.stream)
         case "remove":
             return desk.change(Effect.IDEMPOTENT, {}, desk.removed)
+        case "erase":
+            return desk.erase()
         case "share":
             return desk.share()
         case _:
@@ -422,6 +425,73 @@ class Desk:
 
     def removed(self, place: Place) -> Change:
         return _stored(place).remove(place.inner, if_version=self._request.if_version, label=CLEAN)
+
+    def erase(self) -> Act:
+        """The entry, all that was, and what the record holds of it. First it is gone for everybody, then an entry says
+        who erased what and why, then the bodies go. Broken off in between, it can be asked for again."""
+        request, place = self._request, self._entry()
+        self._require_changeable(place)
+        if not request.reason.strip():
+            raise EINVAL("memory.reason", "why? the record keeps a reason for what is erased - at `$.reason`")
+        return Act(self._erased, can_stop=False)
+
+    async def _erased(self) -> Done:
+        kernel, place = self._kernel, self._entry()
+        journal, backend, reason = kernel.journal, _stored(place), self._request.reason
+        found = await self._traces()
+        self._require_unneeded(found)
+        facts = backend.stat(place.inner)
+        check_version(place.inner, facts.version if facts else 0, self._request.if_version)
+        contents = self._kept(place) | await asyncio.to_thread(self._recorded_contents)
+        change, bodies = backend.erase(place.inner) or (None, set[bytes]())
+        if change is None and not found.seqs:
+            raise ENOENT("memory.none", f"{bare(self._agent)} has and had no {self._path}", hint=self._hint())
+        told = {"event": memories.WRITTEN, "do": "erase", "path": self._path, "mode": "", "by": self._by, "size": 0}
+        told |= {"version": change.version if change else 0, "reason": reason}
+        draft = Draft(self._agent, Kind.CHANGE, body=frames.encode_body(told))
+        await journal.record(draft, sync=True, puts=change.puts if change else ())
+        if change and change.settled:
+            change.settled()
+        found = await self._traces()  # once more: it may have been written and read until this moment
+        digests = [*(bodies | found.digests)]
+        why = f"{bare(self._agent)} {self._path}: {reason}"
+        await journal.erase([], agent=self._caller.id, why=why, seqs=found.seqs, unnamed=digests)
+        kernel.vfs.erased(digests)
+        shared = sum(kernel.store.blob(one) is not None for one in digests)  # somebody's memory has the same
+        scrubbed = await journal.scrub()
+        left = [
+            {"seq": seq, "agent": bare(agent)}
+            for seq, agent in (await asyncio.to_thread(erasing.left, journal, contents))[:MOST_FOUND]
+        ]
+        counts = {"entries": len(found.seqs), "bodies": len(digests) - shared, "shared": shared}
+        return Done({**counts, "left": left, "scrubbed": scrubbed})
+
+    async def _traces(self) -> erasing.Traces:
+        return await asyncio.to_thread(erasing.traces, self._kernel.journal, self._agent, self._path)
+
+    def _require_unneeded(self, found: erasing.Traces) -> None:
+        """Whoever may have to start again is replayed from its record, and cannot be without it."""
+        for agent in sorted(found.agents):
+            order = self._kernel.store.get("agents", agent)
+            if order is not None and decode_any(order).get("kind") == "native":
+                name = bare(agent)
+                reason = f"{name} lives, and if it must start again it goes by the very entries that would be erased"
+                raise EBUSY("memory.needed", reason, hint=f"agentctl kill {name}, and then once more")
+
+    def _kept(self, place: Place) -> set[bytes]:
+        """What it was, version by version, to be looked for elsewhere: as the store has it."""
+        backend, found = _stored(place), set[bytes]()
+        for version in backend.kept(place.inner):
+            content = backend.read(place.inner, version)
+            with _closing(content.close):
+                found.add(content.read(0, min(content.facts.size, _SEARCHED)))
+        return found
+
+    def _recorded_contents(self) -> set[bytes]:
+        """And as the record has it."""
+        journal, blob = self._kernel.journal, self._kernel.store.blob
+        states = (state for _, state in memories.history(journal, self._agent, self._path) if state)
+        return {one[0] for state in states if (one := memories.content(journal, blob, state))}
 
     def _require_changeable(self, place: Place) -> None:
         if not isinstance(place.backend, StoreBackend):

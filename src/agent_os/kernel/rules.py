@@ -15,9 +15,10 @@ from agent_os.kernel.authority.policy.findings import effective
 from agent_os.kernel.authority.policy.layers import Policy
 from agent_os.kernel.authority.policy.problems import Where
 from agent_os.kernel.authority.policy.reading import MOST_BYTES
+from agent_os.kernel.authority.policy.rules import Mode
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.governing import about
-from agent_os.kernel.table import Actor, Agent, Party, qualified
+from agent_os.kernel.table import Actor, Agent, Party, bare, qualified
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
@@ -26,9 +27,12 @@ Prepare = Callable[["Kernel", Any, Asked], Act]
 
 
 def summary(kernel: "Kernel") -> dict[str, Any]:
-    """The policy in force and what is wrong with the newest one, for whoever looks at the kernel."""
-    current, alarm = kernel.authority.policies.current, kernel.governing.alarm
-    return {**about(current.policy), "version": current.version, "alarm": alarm.reason if alarm else ""}
+    """The policy in force and what is wrong with the newest one, for whoever looks at the kernel. Its mode is shadow, a
+    thing to be warned of, also while somebody's own rules are: `shadow` says whose. Those of files are in `files`."""
+    policies, alarm = kernel.authority.policies, kernel.governing.alarm
+    told = {**about(policies.current.policy), "version": policies.version, "alarm": alarm.reason if alarm else ""}
+    trying = sorted(map(bare, policies.trying))
+    return {**told, "shadow": trying, **({"mode": str(Mode.SHADOW)} if trying else {})}
 
 
 def shown(policy: Policy, parties: Sequence[Party]) -> Iterator[dict[str, Any]]:

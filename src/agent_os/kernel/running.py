@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from agent_os.abi.errors import EPIPE
 from agent_os.kernel.authority.answers import Approval, State, news
+from agent_os.kernel.authority.ruling import Tried
 from agent_os.kernel.calls import Stream
 from agent_os.kernel.opened import Mounted
 from agent_os.kernel.outputs import Output
@@ -21,6 +22,7 @@ from agent_os.kernel.table import Actor, Agent
 
 _TO_LEAVE = 2.0  # seconds between an agent's own last word and its end
 _MOST_TOLD = 20  # of what nobody answered, told apart at the end
+_MOST_TRIED = 200  # of what rules in shadow mode would have said
 
 
 @dataclass(eq=False)
@@ -31,6 +33,7 @@ class Follower:
     owner: Actor
     notices: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
     expired: Counter[str] = field(default_factory=Counter[str])  # what it wanted, and nobody answered in time
+    tried: Counter[Tried] = field(default_factory=Counter[Tried])
 
     def notice(self, text: str) -> None:
         """Told beside the output, and never waited for."""
@@ -50,6 +53,11 @@ class Follower:
         known = approval.wants in self.expired or len(self.expired) < _MOST_TOLD
         if approval.state is State.EXPIRED and known:
             self.expired[approval.wants] += 1
+
+    def would(self, tried: Tried) -> None:
+        """A rule in shadow mode would have refused something, or asked about it."""
+        if tried in self.tried or len(self.tried) < _MOST_TRIED:
+            self.tried[tried] += 1
 
 
 class Run:

@@ -71,3 +71,15 @@ def test_a_body_is_erased_and_a_backup_is_a_file(stores: tuple[MemoryStore, Sqli
     assert (list(copy.rows(1)), copy.get("x", "k")) == (list(memory.rows(1)), b"v")
     assert (copy.blob(b"d"), copy.blob(b"e")) == (None, b"2")
     copy.close()
+
+
+def test_a_body_beside_an_entry_is_erased_and_one_that_a_fact_names_stays(
+    stores: tuple[MemoryStore, SqliteStore],
+) -> None:
+    for store in stores:
+        rows = [Row(1, "a", 1, b"e", b"b"), Row(2, "a", 2, b"f", b"c")]
+        blobs = [Blob(b"digest-1", b"1"), Blob(b"digest-2", b"2")]
+        store.append(rows, [Put("x", "k", b"names digest-1")], blobs, sync=True)
+        store.erase([], [1], [b"digest-1", b"digest-2"])
+        assert [(one.entry, one.body) for one in store.rows(1)] == [(b"e", None), (b"f", b"c")]
+        assert (store.blob(b"digest-1"), store.blob(b"digest-2"), store.scrub()) == (b"1", None, True)

@@ -93,6 +93,25 @@ def test_a_body_is_stored_once_and_erased_for_good(store: SqliteStore, tmp_path:
     assert all(data not in path.read_bytes() for path in tmp_path.iterdir())
 
 
+def test_what_was_replaced_removed_or_erased_is_in_no_byte_once_it_is_scrubbed(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    words = [f"CANARY-{number}-".encode() * 20 for number in range(4)]
+    blobs = [Blob(b"digest-1", words[2]), Blob(b"digest-2", words[3])]
+    append(store, [row(1)._replace(body=words[0])], [Put("b", "k", words[1])], blobs)
+    append(store, [], [Put("b", "k", b"names digest-1")])  # replaced
+    append(store, [], [Put("b", "gone", words[1])])
+    append(store, [], [Put("b", "gone", None)])
+    store.erase([], [1], [b"digest-1", b"digest-2"])
+    assert store.scrub()
+    kept = store.row(1)
+    assert kept is not None
+    assert (kept.entry, kept.body) == (row(1).entry, None)
+    assert (store.blob(b"digest-1"), store.blob(b"digest-2")) == (words[2], None)  # a fact names the first
+    found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert [word for word in words if word in found] == ([words[2]] if store.path else [])
+
+
 def test_a_backup_is_whole_while_others_write(store: SqliteStore, tmp_path: Path) -> None:
     append(store, [row(seq) for seq in range(1, 500)])
     store.backup(str(tmp_path / "copy.db"))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -67,6 +68,18 @@ def test_what_a_project_says_must_fit_below_the_operators_when_it_is_new() -> No
     policies.keep("anna", [file(layer=Layer.PROJECT)])
     assert [put.bucket for put in policies.forget("anna")] == [KEPT]
     assert policies.forget("anna") == []
+
+
+def test_what_is_tried_stays_so_when_the_common_policy_becomes_stricter() -> None:
+    policies = Policies(Current(lambda: Policy([file(mode="enforce")])))
+    own = file(rule("forbid", NOTE), mode="shadow", layer=Layer.PROJECT)
+    policies.add("anna", [replace(own, tried=True)])
+    policies.keep("bob", [own])  # the control: one that only says so itself is raised
+    policies.take(new := Policy([file()]), policies.compiled(new))
+    assert (policies.of("anna").files[2].mode, policies.of("bob").files[2].mode) == ("shadow", "strict")
+    assert policies.trying == ["anna"]
+    policies.forget("anna")
+    assert policies.trying == []
 
 
 def test_a_rate_counts_calls_and_says_when_to_come_again() -> None:

@@ -66,8 +66,14 @@ class Store(Protocol):
         """At most so many with a lesser key, the greatest first."""
         ...
 
-    def erase(self, digests: Sequence[bytes]) -> None:
-        """Remove bodies from the body store. Entries and hashes stay."""
+    def erase(self, digests: Sequence[bytes], seqs: Sequence[int] = (), unnamed: Sequence[bytes] = ()) -> None:
+        """Remove bodies from the body store: these, those beside these entries, and of `unnamed` those whose hash is in
+        no fact. Entries and hashes stay."""
+        ...
+
+    def scrub(self) -> bool:
+        """Nothing that was ever removed or replaced is left in any byte. Nobody else writes meanwhile, and it takes as
+        long as writing everything anew. False: somebody reads an older state, or there is no room for a second one."""
         ...
 
     def backup(self, path: str) -> None:

@@ -82,10 +82,16 @@ class MemoryStore:
         found = [one for one in self.items(bucket) if one[0] < key]
         return found[::-1][:most]
 
-    def erase(self, digests: Sequence[bytes]) -> None:
+    def erase(self, digests: Sequence[bytes], seqs: Sequence[int] = (), unnamed: Sequence[bytes] = ()) -> None:
         with self._lock:
-            for digest in digests:
+            values = [value for facts in self._facts.values() for value in facts.values()]
+            for digest in (*digests, *(one for one in unnamed if not any(one in value for value in values))):
                 self._blobs.pop(digest, None)
+            for seq in seqs:
+                self._rows[seq - 1] = self._rows[seq - 1]._replace(body=None)
+
+    def scrub(self) -> bool:
+        return True  # there is no file
 
     def backup(self, path: str) -> None:
         """As the file that a kernel with a home has."""

@@ -52,6 +52,7 @@ _PUT = _of_sizes(
     "insert into kv (bucket, key, value) values {} on conflict do update set value = excluded.value", "(?,?,?)"
 )
 _DROP = _of_sizes("delete from kv where (bucket, key) in (values {})", "(?,?)")
+_ERASE_UNNAMED = "delete from bodies where digest = ?1 and not exists (select 1 from kv where instr(value, ?1))"
 _INDEX = "insert into by_agent select agent, aseq, seq from entries where seq > ? and seq <= ? order by agent, aseq"
 _WAL_HEADER, _FRAME_HEADER = 32, 24
 
@@ -221,15 +222,28 @@ class SqliteStore:
         sql = "select key, value from kv where bucket = ? and key < ? order by key desc limit ?"
         return self._ask(sql, bucket, key, most)
 
-    def erase(self, digests: Sequence[bytes]) -> None:
+    def erase(self, digests: Sequence[bytes], seqs: Sequence[int] = (), unnamed: Sequence[bytes] = ()) -> None:
         with self._lock:
             self._want_sync(True)
             # Zeroed, not only unlinked: what is erased must not be found in the file's free pages.
             self._db.pragma("secure_delete", True)
             with self._db:
                 self._db.executemany("delete from bodies where digest = ?", [(digest,) for digest in digests])
+                self._db.executemany(_ERASE_UNNAMED, [(digest,) for digest in unnamed])
+                self._db.executemany("update entries set body = null where seq = ?", [(seq,) for seq in seqs])
             with suppress(apsw.BusyError):  # somebody reads: then the write-ahead file forgets it a little later
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def scrub(self) -> bool:
+        with self._lock:
+            self._want_sync(True)
+            try:
+                self._db.execute("vacuum")  # what lies in free pages and in the gaps of others is not copied
+                if self.path is not None:
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except (apsw.BusyError, apsw.FullError):
+                return False
+            return True
 
     def backup(self, path: str) -> None:
         # In one step, so in one read transaction: between two, every commit would make it begin anew. And over a

@@ -25,6 +25,7 @@ class Marks(Struct, eq=False):
     approval: str = ""  # what it waits for, or acts under
     wake: Wake | None = None
     rated: Sequence[object] = ()  # the rules whose rate has counted it already, before it waited
+    tried: bool = False  # what rules in shadow mode would have said was told already, before it waited
     puts: list[Put] = []  # for the entry that makes the act certain
 
     def begin(self) -> None:

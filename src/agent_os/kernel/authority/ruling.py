@@ -6,9 +6,9 @@ once, when it starts, and weighed again whenever the common policy changes.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_os.abi.errors import EAGAIN, EPOLICY
 from agent_os.abi.syscalls import BY_NAME
@@ -17,8 +17,8 @@ from agent_os.kernel.authority.constraints import NO_FACTS, Facts, Rate
 from agent_os.kernel.authority.flows import FlowRules
 from agent_os.kernel.authority.handles import Bucket
 from agent_os.kernel.authority.patterns import Pattern
-from agent_os.kernel.authority.policy.layers import STRICTNESS, Current, Decision, Policy, strictest
-from agent_os.kernel.authority.policy.rules import Effect, Mode, PolicyFile, Rule
+from agent_os.kernel.authority.policy.layers import STRICTNESS, Current, Decision, Policy, Would, strictest
+from agent_os.kernel.authority.policy.rules import Effect, Layer, Mode, PolicyFile, Rule
 from agent_os.kernel.authority.questions import Question
 from agent_os.kernel.calls import GO, SAID, Act, Door, Need
 from agent_os.kernel.table import Agent, Party
@@ -29,6 +29,15 @@ _MOST_KNOWN = 256  # policies whose tables are remembered
 Together = Mapping[str, tuple[tuple[PolicyFile, ...], Policy]]  # by agent: its own files, and what they come to
 
 
+class Tried(NamedTuple):
+    """What a rule in shadow mode would have done, had it been enforced."""
+
+    effect: str
+    what: str  # kind:target:action
+    rule: str
+    where: str
+
+
 class Policies:
     """The policy in force for each agent: the common one, and what its own project says on top of it."""
 
@@ -37,6 +46,7 @@ class Policies:
         self._own: dict[str, tuple[PolicyFile, ...]] = {}
         self._put_together: dict[str, tuple[int, Policy]] = {}
         self._flow: dict[Policy, FlowRules] = {}
+        self.told: Callable[[Agent, Tried], None] = lambda agent, tried: None  # what a rule in shadow would have said
 
     @property
     def version(self) -> int:
@@ -59,6 +69,11 @@ class Policies:
     def own(self, agent: str) -> tuple[PolicyFile, ...]:
         """What its project says on top of the common policy."""
         return self._own.get(agent, ())
+
+    @property
+    def trying(self) -> list[str]:
+        """Whose own rules are tried, and not enforced."""
+        return [agent for agent, files in self._own.items() if any(file.tried for file in files)]
 
     def of(self, agent: str) -> Policy:
         own = self._own.get(agent)
@@ -105,7 +120,7 @@ def below(own: Sequence[PolicyFile], common: Policy) -> Policy:
     they. Whoever writes a project cannot hold up the operator's change."""
     raised = [
         file
-        if STRICTNESS[file.mode] >= STRICTNESS[common.mode] or len(common.files) == 1
+        if file.tried or STRICTNESS[file.mode] >= STRICTNESS[common.mode] or len(common.files) == 1
         else replace(file, mode=common.mode)
         for file in own
     ]
@@ -170,6 +185,8 @@ class PolicyStep:
         marks = passing.marks
         act = passing.act
         decision = marks.decision = weigh(policy, caller, act.needs, act.facts)
+        if policy.shadows and not (marks.dry or marks.tried):
+            marks.tried = self._tell_tried(policy, caller, act, decision)
         if decision.effect is Effect.FORBID:
             if act.door and act.door.hides and not self._forbids_all(policy, caller, act):
                 raise _hidden(decision, act.door.hides)
@@ -188,6 +205,16 @@ class PolicyStep:
         if act.door and act.door.leads:
             self._check_leads(policy, caller, act.door, act.facts, marks)
         return GO
+
+    def _tell_tried(self, policy: Policy, caller: Agent, act: Act, decision: Decision) -> bool:
+        """Whoever tries rules out hears of each that would have refused or asked. Whether there was any."""
+        would = {id(one.rule): one for one in decision.would}
+        hidden = shadowed_within(policy, caller, act.door.hides) if act.door and act.door.hides else []
+        would |= {id(rule): Would(rule.effect, rule, rule.layer) for rule in hidden}
+        for one in would.values():
+            concerned = (need for need in act.needs if one in weigh(policy, caller, [need], act.facts).would)
+            self._policies.told(caller, tried_by(policy, one, next(concerned, act.needs[0])))
+        return bool(would)
 
     def _check_leads(self, policy: Policy, caller: Agent, door: Door, facts: Facts, marks: Any) -> None:
         """Where a name leads has names of its own, and what rules say of those in so many words holds as well. Whoever
@@ -251,17 +278,38 @@ def _hidden(decision: Decision, host: str) -> EPOLICY:
     return EPOLICY("policy.tunnel", reason, rule=rule, where=str(decision.where or ""), violation="refuse")
 
 
+def tried_by(policy: Policy, would: Would, need: Need) -> Tried:
+    """For people, with where it stands; of a file that denies by default, the file."""
+    rule = would.rule
+    where = str(rule.where) if rule else next(one.file for one in policy.files if _denies(one, would.layer))
+    what = f"{need.kind}:{need.target}:{need.action}"
+    return Tried(str(would.effect), what, rule.id if rule else "default", where)
+
+
+def _denies(file: PolicyFile, layer: Layer) -> bool:
+    return file.layer is layer and file.default == "deny" and file.mode is Mode.SHADOW
+
+
+def shadowed_within(policy: Policy, caller: Agent, host: str) -> list[Rule]:
+    """Rules in shadow mode about paths of a host, which would have refused or asked about a tunnel to it."""
+    return [rule for file, rule in _within(policy, caller, host) if file.mode is Mode.SHADOW]
+
+
+def _within(policy: Policy, caller: Agent, host: str) -> Iterator[tuple[PolicyFile, Rule]]:
+    """Rules that restrict a part of a host, and are about this agent."""
+    whole = Pattern("http", (), subtree=True, host=host)
+    for file, rule in policy.rules():
+        parts = [one.target for one in rule.what if one.kind == "http" and not whole.within(one.target)]
+        restricts = rule.effect is not Effect.ALLOW and any(one.matches_host(host) for one in parts)
+        if restricts and rule.about(caller.parties):
+            yield file, rule
+
+
 def rules_within(policy: Policy, caller: Agent, host: str) -> list[Rule]:
     """Rules about paths of a host that a tunnel would hide: those that ask. One that forbids, forbids the tunnel."""
     found: list[Rule] = []
-    whole = Pattern("http", (), subtree=True, host=host)
-    for file, rule in policy.rules():
-        if rule.effect is Effect.ALLOW or file.mode is Mode.SHADOW:
-            continue
-        parts = [one.target for one in rule.what if one.kind == "http" and not whole.within(one.target)]
-        if not any(one.matches_host(host) for one in parts):
-            continue
-        if not rule.about(caller.parties):
+    for file, rule in _within(policy, caller, host):
+        if file.mode is Mode.SHADOW:
             continue
         if rule.effect is Effect.FORBID:
             reason = f"the rule {rule.id!r} forbids a part of {host}, and a tunnel would hide it"

@@ -346,17 +346,34 @@ class Journal:
         }
         return Draft(KERNEL, Kind.KEY, body=msgspec.msgpack.encode(body))
 
-    async def erase(self, digests: Sequence[bytes], *, agent: str, why: str) -> int:
-        """Erase bodies for good, after entries say so, each with as many as its own inline body holds: what tells that
-        a body was erased must not lie among the bodies. Hashes stay, and every proof still holds. The last entry."""
+    async def erase(
+        self,
+        digests: Sequence[bytes],
+        *,
+        agent: str,
+        why: str,
+        seqs: Sequence[int] = (),
+        unnamed: Sequence[bytes] = (),
+    ) -> int:
+        """Erase bodies for good: by their hash, of these entries, and of `unnamed` those that no fact of the store
+        names. Entries say so first, each with as many as its own inline body holds: what tells that a body was erased
+        must not lie among the bodies. Hashes stay, and every proof still holds. The last entry."""
         why, seq = why[:_LONGEST_REASON], 0
-        for start in range(0, len(digests), _ERASED_AT_ONCE):
-            some = list(digests[start : start + _ERASED_AT_ONCE])
-            seq = await self.record(
-                Draft(agent, Kind.REDACT, body=msgspec.msgpack.encode({"digests": some, "why": why}))
-            )
-            await asyncio.to_thread(self._writer.erase, some)
+        wanted = [(digest, 0, False) for digest in digests]
+        wanted += [(self.read(one)[0].body, one, False) for one in seqs]
+        wanted += [(digest, 0, True) for digest in unnamed]
+        for start in range(0, len(wanted), _ERASED_AT_ONCE):
+            some = wanted[start : start + _ERASED_AT_ONCE]
+            told = msgspec.msgpack.encode({"digests": [digest for digest, _, _ in some], "why": why})
+            seq = await self.record(Draft(agent, Kind.REDACT, body=told))
+            sure, spared = ([digest for digest, _, spares in some if spares is way] for way in (False, True))
+            await asyncio.to_thread(self._writer.erase, sure, [one for _, one, _ in some if one], spared)
         return seq
+
+    async def scrub(self) -> bool:
+        """What was erased, removed or replaced is in no byte of the store any more. Nothing is committed meanwhile, and
+        it takes as long as writing all of it anew. False: it could not be done now; the next time may."""
+        return await asyncio.to_thread(self._writer.scrub)
 
     @property
     def next_seq(self) -> int:

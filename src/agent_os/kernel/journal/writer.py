@@ -97,10 +97,15 @@ class Writer:
             self._turn.release()
         return True
 
-    def erase(self, digests: Sequence[bytes]) -> None:
+    def erase(self, digests: Sequence[bytes], seqs: Sequence[int], unnamed: Sequence[bytes]) -> None:
         """Blocks until they are gone. Meanwhile nothing is committed, here or there."""
         with self._turn:
-            self._store.erase(digests)
+            self._store.erase(digests, seqs, unnamed)
+
+    def scrub(self) -> bool:
+        """The same, until nothing of what was erased is left in any byte. False: it could not be done now."""
+        with self._turn:
+            return self._store.scrub()
 
     def _take(self) -> tuple[list[Item], bool]:
         group: list[Item] = []

@@ -41,6 +41,11 @@ class Bodies:
             self._remember(digest, data)
         return data
 
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """They are erased in the store."""
+        for digest in digests:
+            self._recent_bytes -= len(self._recent.pop(digest, b""))
+
     def _remember(self, digest: bytes, data: bytes) -> None:
         if digest in self._recent:
             self._recent.move_to_end(digest)

@@ -106,6 +106,10 @@ class Vfs:
                 label = of_words(share.label).join(change.label or UNLABELLED)
                 root.watches.changed(path, change.kind, change.version, label)
 
+    def erased(self, digests: Iterable[bytes]) -> None:
+        """Bodies are gone in the store, and so from what was lately read."""
+        self._bodies.forget(digests)
+
     # Reading.
 
     def read(self, root: Root, request: Read) -> Act:

@@ -342,6 +342,33 @@ class StoreBackend:
             puts += self._keep(self._entries[path])
         return [*puts, *self._forget()]
 
+    def erase(self, path: str) -> tuple[Change, set[bytes]] | None:
+        """An entry goes with all its versions, also those that checkpoints name and those that are only added to. Gives
+        the hashes of its bodies, too: others may have the same. None: there is none, and was none lately."""
+        self._load()
+        entry = self._entries.pop(path, None)
+        if entry is None:
+            return None
+        if live := entry.live:
+            self._bytes -= live.size
+            self._unlink(path)
+        else:
+            del self._removed[path]
+            self._removed_bytes -= entry.weight
+        self._floor = max(self._floor, entry.version)
+        puts = [Put(self._bucket, "f", _encode(self._floor)), Put(self._bucket, f"e/{path}", None)]
+        bodies: set[bytes] = set()
+        for run in entry.runs:
+            rows = run.load(self._store, self._bucket, path)
+            bodies |= {part[0] for row in rows for part in row if isinstance(part, tuple)}
+            puts += run.removals(self._bucket, path)
+        for name, versions in self._pins.items():
+            if (version := versions.pop(path, None)) is not None:
+                self._pinned[path, version] -= 1
+                puts.append(Put(self._bucket, f"p/{name}", _encode(versions)))
+        self._pinned += Counter()  # drops what is at zero
+        return self._settled(Change(path, "removed", entry.version, puts=puts, label=CLEAN)), bodies
+
     def clear(self) -> Sequence[Put]:
         """Everything goes, also the past: the life of this mount is over."""
         keys = [key for key, _ in self._store.items(self._bucket)]

@@ -1,5 +1,7 @@
 """The strictest layer decides, lower ones only narrow, and a bad reload changes nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent_os.abi.errors import EINVAL
@@ -106,6 +108,20 @@ def test_a_lower_layer_may_only_be_stricter(upper: str, lower: str) -> None:
     with pytest.raises(EINVAL) as caught:
         Policy([file(OP, mode=upper), file(PROJECT, mode=lower)])
     assert caught.value.reason.startswith(f"project.toml:3: mode {lower} is milder than {upper} of operator.toml")
+
+
+@pytest.mark.parametrize("layer", [ORG, OP])
+@pytest.mark.parametrize("mode", ["strict", "enforce"])
+def test_a_file_that_is_tried_restricts_nothing_and_loosens_nothing_above_it(layer: Layer, mode: str) -> None:
+    tried = replace(file(PROJECT, "forbid", default="deny"), mode=Mode.SHADOW, tried=True)
+    alone = decide(file(layer, mode=mode), tried)
+    assert (alone.effect, [one.rule and one.rule.id for one in alone.would]) == (Effect.ALLOW, ["project-0"])
+    held = decide(file(layer, "forbid", mode=mode), tried)
+    assert (held.effect, held.layer, held.mode) == (Effect.FORBID, layer, mode)
+    assert decide(file(layer, "ask", mode=mode), tried).effect is Effect.ASK
+    assert decide(file(layer, mode=mode, default="deny"), tried).effect is Effect.FORBID
+    assert decide(file(layer, mode=mode), tried, file(MANIFEST, "forbid", mode=mode)).layer is MANIFEST
+    assert decide(file(layer, mode=mode), replace(tried, mode=Mode.STRICT, tried=False)).effect is Effect.FORBID
 
 
 def test_every_rule_that_asks_must_be_satisfied() -> None:

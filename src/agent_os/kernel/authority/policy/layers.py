@@ -114,6 +114,11 @@ class Policy:
         """No rule says anything about anybody."""
         return not self._indexes and not self._must_allow
 
+    @cached_property
+    def shadows(self) -> bool:
+        """Some file's rules are recorded and not enforced."""
+        return Mode.SHADOW in self._modes
+
     @property
     def mode(self) -> Mode:
         """The strictest there is, but for the built-in layer, which has no say in it."""
@@ -371,9 +376,10 @@ def _check_ids(files: Sequence[PolicyFile]) -> None:
 
 
 def _check_modes(files: Sequence[PolicyFile]) -> None:
-    """The built-in layer has no mode of its own."""
+    """The built-in layer has no mode of its own. A file that is tried restricts nobody, so it may stand below any: what
+    is above it holds all the same."""
     above: PolicyFile | None = None
-    for file in files[1:]:
+    for file in (one for one in files[1:] if not one.tried):
         if above and STRICTNESS[file.mode] < STRICTNESS[above.mode]:
             what = f"mode {file.mode} is milder than {above.mode} of {above.file}: a lower layer may only be stricter"
             refuse([Problem(file.mode_where or Where(file.file, 1), what)])

@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from agent_os.kernel import beneath
 from agent_os.kernel.authority.policy.layers import Policy
 from agent_os.kernel.authority.policy.problems import Problem, Where, refuse
 from agent_os.kernel.authority.policy.reading import MOST_BYTES, read
-from agent_os.kernel.authority.policy.rules import Layer, PolicyFile
+from agent_os.kernel.authority.policy.rules import Layer, Mode, PolicyFile
 from agent_os.kernel.authority.policy.security import Tools, read_security
 
 ORGANISATION = Path("/etc/agent-os/policy.toml")
@@ -37,6 +38,7 @@ class Text(NamedTuple):
 
     name: str  # as in PROJECT_FILES; of a manifest whatever else
     data: bytes
+    tried: bool = False  # its rules are recorded and not enforced, in the one run that an operator said so of
 
 
 def common(home: Path | None, organisation: Path = ORGANISATION) -> list[Place]:
@@ -86,9 +88,11 @@ def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) 
         own = text.name in PROJECT_FILES
         layer, file = (Layer.PROJECT, f"{project}/{text.name}") if own else (Layer.MANIFEST, text.name)
         try:
-            files.append(parse(text.data, file, layer, tools))
+            found = parse(text.data, file, layer, tools)
         except EINVAL as error:
             problems += problems_of(error)
+        else:
+            files.append(replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
     if problems:
         refuse(problems)
     return tuple(files)

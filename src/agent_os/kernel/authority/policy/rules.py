@@ -184,6 +184,9 @@ class PolicyFile:
     signals: frozenset[str] | None = None
     metrics: bool | None = None
     traces: bool | None = None
+    tried: bool = (
+        False  # in one run, by its operator's word: its mode is shadow, whatever is above and whatever it says
+    )
     text: bytes = field(default=b"", repr=False)  # as it was read; what the digest is made of
 
 
