@@ -36,8 +36,8 @@ def box(desk: Desk, name: str) -> None:
 
 def start(desk: Desk, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
-    given = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "env": desk.env, "cwd": desk.project}
-    return subprocess.Popen([*AGENTCTL, "exec", *words], **{**given, **options})
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, **options}
+    return subprocess.Popen([*AGENTCTL, "exec", *words], env=desk.env, cwd=desk.project, **streams)
 
 
 def test_it_runs_among_the_agent_s_files_and_ends_with_its_own_code(desk: Desk) -> None:
