@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,32 @@ def test_a_session_ends_with_the_token_that_it_came_from(house: House) -> None:
     assert house.get("status", role=None, headers=mine).status_code == 200
     house.ask(Tokens(do="remove", name="anna"))
     assert house.get("status", role=None, headers=mine).status_code == 401
+
+
+def test_a_session_that_was_given_away_to_look_takes_no_place_of_its_owners(house: House) -> None:
+    """Both are called by the name of whoever is at the machine."""
+    code = house.ask(Session(do="code", role="viewer"))["code"]
+    wall, own = (house.post("session", {"code": one}, role=None).json() for one in (code, house.code()))
+    assert (wall["name"], wall["role"], own["role"]) == (own["name"], "viewer", "operator")
+
+    def ticket(session: str) -> str:
+        return house.post("session/tickets", {}, role=None, headers=bearer(session)).json()["ticket"]
+
+    first = ticket(own["session"])
+    taken = [ticket(wall["session"]) for _ in range(70)]
+
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(listening(house, ticket=one)) for one in taken[-64:]]
+            for one in streams:
+                assert (await heard(one))["type"] == "stream.live"
+            async with listening(house, token=wall["session"]) as more:
+                await more.wait_closed()
+                assert more.close_code == 1013, "they have had theirs"
+            async with listening(house, ticket=first) as mine:
+                assert (await heard(mine))["type"] == "stream.live"
+
+    asyncio.run(test())
 
 
 def test_a_session_of_an_earlier_boot_is_over_and_a_token_is_not(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ nothing that anybody said."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -135,6 +136,31 @@ def test_one_who_looks_cannot_fill_the_record_with_long_questions(tmp_path: Path
         with pytest.raises(AgentOSError) as found:  # the operator is heard
             await client.call(long)
         assert not isinstance(found.value, EMSGSIZE)
+
+    run(tmp_path / "home", work)
+
+
+def test_those_who_look_leave_threads_to_those_who_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is long takes long, and agents are paused and started meanwhile: that needs threads as well."""
+    go_on, began = threading.Event(), threading.Event()
+
+    async def work(kernel: Kernel, client: Client, auditor: Client, viewer: Client) -> None:
+        def long(*args: Any) -> Iterator[Any]:
+            began.set()
+            go_on.wait()
+            return iter(())
+
+        await Caller(kernel, "worker").write("/mem/working/note", "hello")
+        monkeypatch.setattr(kernel.journal, "scan", long)
+        history = doors.Memory(agent="worker", do="history", path="/mem/working/note")
+        looks = [asyncio.create_task(viewer.call(one)) for one in [abi.Cost(), history] * 25]
+        try:
+            await until(began.is_set)
+            await viewer.call(abi.Status())  # they were all heard
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: True), 30)
+        finally:
+            go_on.set()
+        assert len(await asyncio.gather(*looks)) == 50, "and each has its turn"
 
     run(tmp_path / "home", work)
 

@@ -10,7 +10,7 @@ request: it takes a second, and few need it.
 import asyncio
 import importlib.util
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -97,7 +97,7 @@ class McpDoor:
             await asyncio.wait([room.task for room in self._rooms.values()])
 
 
-async def _while_it_stays(client: Client, work: Coroutine[Any, Any, None]) -> None:
+async def _while_it_stays(client: Client, work: Awaitable[None]) -> None:
     serving, gone = asyncio.ensure_future(work), asyncio.ensure_future(client.closed())
     try:
         await asyncio.wait([serving, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -69,7 +69,7 @@ class Streams:
 
     def __init__(self, connect: Opener, bounds: Bounds | None = None) -> None:
         self._connect, self._bounds = connect, bounds or Bounds()
-        self._open: dict[str, int] = {}  # sockets by the name of their token
+        self._open: dict[tuple[str, str], int] = {}  # sockets by the name of their token, and the role
 
     async def serve(self, socket: WebSocket) -> None:
         """One client, until it goes or is shown out."""
@@ -96,7 +96,7 @@ class Streams:
             raise _Close(UNKNOWN, error.reason) from None
         try:
             who = await client.call(Whoami())
-            with self._place(str(who["name"])):
+            with self._place(str(who["name"]), str(who["role"])):
                 await self._follow(socket, client)
         except AgentOSError as error:
             raise _ended(error) from None
@@ -104,17 +104,18 @@ class Streams:
             await opening.__aexit__(None, None, None)
 
     @contextmanager
-    def _place(self, name: str) -> Iterator[None]:
-        count = self._open.get(name, 0)
+    def _place(self, name: str, role: str) -> Iterator[None]:
+        """A session that somebody gave to others, to look, has its owner's name and takes none of its places."""
+        count = self._open.get((name, role), 0)
         if count >= self._bounds.sockets:
             raise _Close(_CROWDED, f"{name} has {count} streams open already")
-        self._open[name] = count + 1
+        self._open[name, role] = count + 1
         try:
             yield
         finally:
-            self._open[name] -= 1
-            if not self._open[name]:
-                del self._open[name]
+            self._open[name, role] -= 1
+            if not self._open[name, role]:
+                del self._open[name, role]
 
     async def _follow(self, socket: WebSocket, client: Client) -> None:
         wish = await _asked(socket)

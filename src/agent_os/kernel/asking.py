@@ -22,6 +22,7 @@ from agent_os.kernel.authority.approvals import Approvals
 from agent_os.kernel.authority.budget import OPERATOR, Account, Ledger, Spending
 from agent_os.kernel.calls import Act, Asked, Done
 from agent_os.kernel.journal import Draft, Journal
+from agent_os.kernel.reading import apart
 from agent_os.kernel.table import NAMESPACE, Actor, Agent, qualified
 from agent_os.kernel.tools.schema import Schema
 
@@ -207,7 +208,7 @@ def _cost(desk: Desk, caller: Actor, asked: Asked) -> Act:
         return {"by": by, "rows": rows, "total": total}
 
     async def do() -> Done:
-        return Done(await asyncio.to_thread(add_up))  # a long journal must not hold anybody up
+        return Done(await apart(add_up))  # a long journal must not hold anybody up
 
     return Act(do)
 

@@ -20,6 +20,7 @@ from agent_os.kernel import erasing, memories
 from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.calls import Act, Asked, Done, Stream, Way
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.reading import apart
 from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.table import Actor, bare, qualified
 from agent_os.kernel.vfs import Root, normalise
@@ -237,9 +238,9 @@ class Desk:
         """The store keeps that version no more; the record may still have all that it was made of."""
         kernel = self._kernel
         if state is None:
-            rows = await asyncio.to_thread(memories.history, kernel.journal, self._agent, self._path)
+            rows = await apart(memories.history, kernel.journal, self._agent, self._path)
             state = next((one for _, one in reversed(rows) if one and one.version == version), None)
-        found = state and await asyncio.to_thread(memories.content, kernel.journal, kernel.store.blob, state)
+        found = state and await apart(memories.content, kernel.journal, kernel.store.blob, state)
         if state is None or found is None:
             reason = f"version {version} of {self._path} is gone: the store keeps the last ten"
             more = ", and the record does not have all of it" if state else ", and the record knows of none"
@@ -269,9 +270,7 @@ class Desk:
 
     async def _past(self) -> dict[str, memories.State]:
         request = self._request
-        return await asyncio.to_thread(
-            memories.past, self._kernel.journal, self._agent, seq=request.as_of, at_ns=request.as_of_ns
-        )
+        return await apart(memories.past, self._kernel.journal, self._agent, seq=request.as_of, at_ns=request.as_of_ns)
 
     async def _then(self) -> Iterator[Row]:
         states = await self._past()
@@ -282,7 +281,7 @@ class Desk:
         place = self._entry()
         if isinstance(place.backend, SharedBackend):
             raise EINVAL("memory.shared", f"{self._path} is another's; its history is in the owner's memory")
-        rows = await asyncio.to_thread(memories.history, self._kernel.journal, self._agent, self._path)
+        rows = await apart(memories.history, self._kernel.journal, self._agent, self._path)
         kept = place.backend.kept(place.inner) if isinstance(place.backend, StoreBackend) else set[int]()
         told = [await self._told(change, state, kept) for change, state in reversed(rows[-self._most() :])]
         return {"agent": bare(self._agent), "path": self._path, "changes": told}
@@ -298,7 +297,7 @@ class Desk:
             source = "store"
         elif state:
             kernel = self._kernel
-            there = await asyncio.to_thread(memories.content, kernel.journal, kernel.store.blob, state)
+            there = await apart(memories.content, kernel.journal, kernel.store.blob, state)
             source = "record" if there else ""
         said = {"seq": change.seq, "at_ns": change.at_ns, "change": change.sort, "version": change.version}
         return said | {"size": change.size, "writer": bare(change.by), "source": source, "gone": not source}

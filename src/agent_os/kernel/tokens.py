@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 BUCKET = "tokens"
 CODE_S, TICKET_S = 600.0, 30.0
 WRONG_CODES = 5
-MOST_TOKENS, MOST_SESSIONS, MOST_CODES, MOST_TICKETS = 256, 64, 16, 64  # the last three of one owner
-MOST_CONNECTIONS = 256  # of one owner that came with a word
+MOST_TOKENS, MOST_SESSIONS, MOST_CODES, MOST_TICKETS = 256, 64, 16, 64  # the last three of one owner in one role
+MOST_CONNECTIONS = 256  # of one owner in one role that came with a word
 IDLE_S = 12 * 3600.0  # for a session that nobody comes with
 LONGEST_TTL_S = 10 * 366 * 24 * 3600.0
 _LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # none that is taken for another
@@ -179,7 +179,8 @@ class Words:
         return _actor(found.owner, found.role, "code", pid, b"")
 
     def _require_room(self, actor: Actor) -> None:
-        mine = sum(one.via != "local" and one.id == actor.id for one in self._callers())
+        same = (actor.id, actor.role)
+        mine = sum(one.via != "local" and (one.id, one.role) == same for one in self._callers())
         if mine >= MOST_CONNECTIONS:
             raise EBUSY("token.connections", f"{actor.name} has {MOST_CONNECTIONS} connections, the most there may be")
 
@@ -303,7 +304,7 @@ class Words:
             raise EPERM("role.low", f"a {caller.role} gives out no code for the role {wanted}")
         now, owner = time.monotonic(), _owner(caller)
         self._codes = [one for one in self._codes if one.until > now]
-        if len(mine := [one for one in self._codes if one.owner == owner]) >= MOST_CODES:
+        if len(mine := [one for one in self._codes if (one.owner, one.role) == (owner, wanted)]) >= MOST_CODES:
             self._codes.remove(mine[0])
         letters = "".join(secrets.choice(_LETTERS) for _ in range(8))
         text = f"{letters[:4]}-{letters[4:]}"
@@ -317,7 +318,7 @@ class Words:
             raise EPERM("code.wrong", "this code was used", hint="agentctl ui gives a new one")
         caller.entered = caller.via == "code"
         owner = _owner(caller)
-        mine = [key for key, one in self._sessions.items() if one.owner == owner]
+        mine = [key for key, one in self._sessions.items() if (one.owner, one.role) == (owner, caller.role)]
         if len(mine) >= MOST_SESSIONS:
             self.leave(min(mine, key=lambda key: self._sessions[key].last))
         text = doors.SESSION + secrets.token_urlsafe(32)
@@ -327,7 +328,8 @@ class Words:
     def ticket(self, caller: Actor) -> str:
         now, owner = time.monotonic(), _owner(caller)
         self._tickets = {key: one for key, one in self._tickets.items() if one.until > now}
-        if len(mine := [key for key, one in self._tickets.items() if one.owner == owner]) >= MOST_TICKETS:
+        same = (owner, caller.role)  # whom one gave a look at things does not use up one's own
+        if len(mine := [key for key, one in self._tickets.items() if (one.owner, one.role) == same]) >= MOST_TICKETS:
             del self._tickets[mine[0]]
         text = doors.TICKET + secrets.token_urlsafe(32)
         self._tickets[_digest(text)] = _Ticket(owner, caller.role, caller.session, now + TICKET_S)
