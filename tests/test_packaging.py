@@ -156,6 +156,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/agent_os").rglob("*.py")}
     assert sources <= set(names)
     assert {f"agent_os/cli/profiles/{name}.toml" for name in ("python", "node", "shell")} <= set(names)
+    assert "agent_os/cli/demo/demo.agent.toml" in names
 
 
 @pytest.mark.integration

@@ -5,6 +5,7 @@ In: flags. Out: one line a fact. `up` stays until Ctrl-C unless it is told to de
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import click
 
 from agent_os.abi.doors import Gateway, Session
-from agent_os.abi.errors import EHOSTUNREACH, EINVAL, AgentOSError
-from agent_os.abi.syscalls import Down, Leave, Models, Status
+from agent_os.abi.errors import EACCES, EHOSTUNREACH, EINVAL, AgentOSError
+from agent_os.abi.syscalls import Apply, Down, Leave, Models, Status
 from agent_os.abi.text import native
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.changes import say
@@ -25,6 +26,7 @@ from agent_os.client.start import connected
 from agent_os.client.wire import Client, connect
 
 _TO_LISTEN = 90.0  # seconds
+_DEMO = Path(__file__).parent / "demo"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -36,6 +38,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 )
 @click.option("--port", type=click.IntRange(0, 65535), metavar="NUMBER", help="Of the dashboard. Default: 7700.")
 @click.option("--no-ui", is_flag=True, help="Only the kernel: no dashboard and no HTTP.")
+@click.option("--demo", is_flag=True, help="Declare four small agents to look at; says how to take them away.")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", help="Where to listen. Beyond loopback it needs TLS.")
 @click.option("--public-name", multiple=True, metavar="NAME", help="What browsers call it, beyond loopback.")
 @click.option("--cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Of TLS, with --key.")
@@ -46,6 +49,7 @@ def up(
     min_isolation: str | None,
     port: int | None,
     no_ui: bool,
+    demo: bool,
     host: str,
     public_name: tuple[str, ...],
     cert: str | None,
@@ -71,10 +75,10 @@ def up(
         os.environ["AGENT_OS_HOME"] = str(home.absolute())
     if min_isolation is not None:
         os.environ["AGENT_OS_MIN_ISOLATION"] = min_isolation  # for the kernel that this starts
-    return asyncio.run(_up(detach, None if no_ui else wanted))
+    return asyncio.run(_up(detach, None if no_ui else wanted, demo=demo))
 
 
-async def _up(detach: bool, gateway: Gateway | None) -> int:
+async def _up(detach: bool, gateway: Gateway | None, *, demo: bool) -> int:
     from agent_os import daemon
 
     asked = asyncio.Event()
@@ -98,7 +102,10 @@ async def _up(detach: bool, gateway: Gateway | None) -> int:
         _line("models", model_names(await client.call(Models(do="list"), deadline=TO_LOOK)))
         if gateway:
             await _open_dashboard(client, gateway, new=new)
-        say("next  agentctl run -- python my_agent.py")
+        if demo:
+            await _declare_demo(client)
+        else:
+            say("next  agentctl run -- python my_agent.py")
         return 0 if detach else await _until_asked(client, asked)
 
 
@@ -118,6 +125,32 @@ async def _open_dashboard(client: Client, wanted: Gateway, *, new: bool) -> None
     code = await client.call(Session(do="code"), deadline=TO_LOOK)
     minutes = round(code["seconds"] / 60)
     _line("dashboard", f"{found['gateway']['url']}/#code={code['code']}   (valid once, {minutes} minutes)")
+
+
+async def _declare_demo(client: Client) -> None:
+    """The agents that ship beside this module, declared as anybody's."""
+    folder = _staged()
+    files = {str(file): file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.agent.toml"))}
+    applied = await client.call(Apply(files=files))
+    names = sorted(one["id"].rpartition("/")[2] for one in applied["agents"])
+    _line("demo", f"{', '.join(names)} in {folder}")
+    say("next  agentctl tree   agentctl approvals   agentctl logs demo-guest   agentctl diff demo-guest")
+    say(f"away  agentctl delete {' '.join(names)} --yes")
+
+
+def _staged() -> Path:
+    """A copy of their folder, in the user's own data: a commit must not change this installation."""
+    xdg = Path(os.environ.get("XDG_DATA_HOME") or "")
+    folder = (xdg if xdg.is_absolute() else Path.home() / ".local/share") / "agent-os" / "demo"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for source in (one for one in _DEMO.iterdir() if one.suffix in (".toml", ".py")):
+            shutil.copyfile(source, folder / source.name)
+    except OSError as problem:
+        raise EACCES(
+            "demo.folder", f"{folder} cannot be written: {problem.strerror}", hint="set XDG_DATA_HOME"
+        ) from None
+    return folder
 
 
 def _fleet(facts: dict[str, Any]) -> None:
