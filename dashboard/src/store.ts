@@ -3,12 +3,14 @@
 import { batch, computed, signal } from "@preact/signals";
 import { asProblem, get, type Problem } from "./api";
 import { merged } from "./members";
+import { Pace } from "./pace";
 import type { AgentRow, Entry, Snapshot, StreamEvent } from "./types";
 
 export type Link = "off" | "connecting" | "live" | "lost";
 
 const KEPT = 3000; // events; older ones are asked for again where they are needed
-const AGAIN_MS = 400; // at least between two snapshots, and five times as long as one takes: every look is an entry of the journal
+const AGAIN_MS = 400; // at least between two snapshots
+const STORM_MS = 3000; // between two of them while changes keep coming
 
 export const link = signal<Link>("off");
 export const lastEvent = signal<number | null>(null); // milliseconds of the wall clock here
@@ -69,19 +71,15 @@ function changesRows(event: StreamEvent): boolean {
 let timer: ReturnType<typeof setTimeout> | undefined;
 let loading: Promise<void> | undefined;
 let following: Promise<void> | undefined; // the one after it
-let last = 0;
-let pause = AGAIN_MS;
+const pace = new Pace(AGAIN_MS, STORM_MS);
 
 /** The snapshot once more, at once if the last one is some time ago. */
 export function soon(): void {
   if (timer !== undefined) return;
-  timer = setTimeout(
-    () => {
-      timer = undefined;
-      void refresh();
-    },
-    Math.max(0, last + pause - performance.now()),
-  );
+  timer = setTimeout(() => {
+    timer = undefined;
+    void refresh();
+  }, pace.wait());
 }
 
 /** A snapshot that was asked for from now on: one that is on its way may be of the moment before. */
@@ -99,6 +97,7 @@ export function refresh(): Promise<void> {
 
 async function load(): Promise<void> {
   const began = performance.now();
+  pace.looking();
   try {
     const told = await get<Snapshot>("/snapshot");
     batch(() => {
@@ -108,8 +107,7 @@ async function load(): Promise<void> {
   } catch (error) {
     snapshotProblem.value = asProblem(error);
   } finally {
-    last = performance.now();
-    pause = Math.max(AGAIN_MS, 5 * (last - began));
+    pace.looked(performance.now() - began);
   }
 }
 

@@ -124,12 +124,17 @@ function Spend() {
 
 const HOUR_S = 3600;
 const LOOK_MS = 60_000;
+const SELDOM = 5; // looks of which one is made while there is nothing to count
 
 /** The kernel counts by minutes; what the stream told since that count comes on top. */
 function Violations() {
   const told = snapshot.value;
   useEffect(() => {
-    const timer = setInterval(() => document.hidden || soon(), LOOK_MS);
+    let turn = 0;
+    const timer = setInterval(() => {
+      turn += 1;
+      if (!document.hidden && (snapshot.value?.status.refused_hour || turn % SELDOM === 0)) soon();
+    }, LOOK_MS);
     return () => clearInterval(timer);
   }, []);
   if (!told) return null;

@@ -227,7 +227,7 @@ function Goals() {
 }
 
 function Metrics() {
-  const got = useGet<{ counters: Sample[]; gauges: Sample[]; histograms: Sample[] }>("/metrics", { every: 15_000 });
+  const got = useGet<{ counters: Sample[]; gauges: Sample[]; histograms: Sample[] }>("/metrics", { every: 30_000 });
   return (
     <section class="card">
       <h2>Metrics</h2>

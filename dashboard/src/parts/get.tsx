@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { asProblem, get, type Problem, type Query } from "../api";
+import { Pace, Round } from "../pace";
 import { link, listen } from "../store";
 import type { StreamEvent } from "../types";
 import { ErrorBox, Loading } from "./states";
@@ -17,10 +18,11 @@ export interface Options {
   query?: Query;
   on?: string[]; // types of events after which it is read again
   when?: (event: StreamEvent) => boolean; // of those, which
-  every?: number; // milliseconds; for what has no event
+  every?: number; // milliseconds; for what has no event; ever more seldom while nothing changes
 }
 
-const AGAIN_MS = 500;
+export const AGAIN_MS = 500;
+export const STORM_MS = 4000; // while changes keep coming
 
 /** `path` null: nothing is asked for yet. While it is read again the old answer stays. */
 export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
@@ -28,6 +30,7 @@ export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
   const [turn, again] = useState(0);
   const latest = useRef(options);
   latest.current = options;
+  const round = useRef<Round | undefined>(undefined);
   const key = path === null ? "" : `${path} ${JSON.stringify(options.query ?? {})}`;
   const live = link.value === "live";
 
@@ -35,7 +38,11 @@ export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
     if (path === null) return;
     let wanted = true;
     get<T>(path, latest.current.query).then(
-      (data) => wanted && set({ key, data }),
+      (data) => {
+        if (!wanted) return;
+        round.current?.heard(data);
+        set({ key, data });
+      },
       (error) => wanted && set((old) => ({ key, data: old.key === key ? old.data : undefined, problem: asProblem(error) })),
     );
     return () => {
@@ -46,20 +53,23 @@ export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
   useEffect(() => {
     if (path === null) return;
     let timer: ReturnType<typeof setTimeout> | undefined;
+    const pace = new Pace(AGAIN_MS, STORM_MS);
     const stop = listen((events) => {
       const { on, when } = latest.current;
       if (timer !== undefined || !on) return;
       if (!events.some((event) => on.includes(event.type) && (when?.(event) ?? true))) return;
       timer = setTimeout(() => {
         timer = undefined;
+        pace.looked();
         again((old) => old + 1);
-      }, AGAIN_MS);
+      }, Math.max(AGAIN_MS, pace.wait()));
     });
-    const every = options.every ? setInterval(() => document.hidden || again((old) => old + 1), options.every) : undefined;
+    round.current = options.every ? new Round(options.every, () => again((old) => old + 1)) : undefined;
     return () => {
       stop();
       clearTimeout(timer);
-      clearInterval(every);
+      round.current?.stop();
+      round.current = undefined;
     };
   }, [key, options.every]);
 
