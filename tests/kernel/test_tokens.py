@@ -13,11 +13,13 @@ import pytest
 from agent_os import first_token
 from agent_os.abi import doors
 from agent_os.abi import syscalls as abi
-from agent_os.abi.doors import Session, Tokens, Whoami
+from agent_os.abi.doors import Clients, Session, Tokens, Whoami
+from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EACCES, EEXIST, EINVAL, ENOENT, EPERM
 from agent_os.client import credentials
 from agent_os.client.wire import Client, connect
 from agent_os.kernel import tokens
+from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
 from guests.canary import files_below, sought
 from kernel.serving import serving
@@ -338,3 +340,20 @@ def test_a_file_without_a_token_says_so(tmp_path: Path, text: str) -> None:
     with pytest.raises(EACCES, match="no plain file"):
         credentials.read(tmp_path / "pipe")
     assert time.monotonic() - began < 60  # it does not wait for a writer
+
+
+def test_a_token_that_is_made_while_its_client_ends_lets_nobody_in(home: Path) -> None:
+    """Not even another client that is registered under that name later."""
+
+    async def work(kernel: Kernel, client: Client) -> None:
+        await client.call(Clients(do="register", name="near"))
+        making = asyncio.create_task(kernel.tokens.add("local:0", "near-1", "client", client="near"))
+        await asyncio.sleep(0)  # it has been handed to the journal
+        ended = Draft("default/near", Kind.EXIT)
+        kernel.journal.put(ended, sync=True, puts=kernel.outside.buried("default/near"))
+        with pytest.raises(ENOENT, match="near has just ended"):
+            await making
+        assert (await client.call(Tokens()))["tokens"] == []  # which is recorded, so that what came before is stored
+        assert kernel.store.get(tokens.BUCKET, "near-1") is None
+
+    run(home, work)

@@ -102,7 +102,8 @@ class Words:
         self._kernel = kernel
         self.boot = secrets.token_hex(8)  # sessions are of this start of the kernel
         self._tokens = {name: decode(data, type=Kept) for name, data in kernel.store.items(BUCKET)}
-        self._busy: set[str] = set()  # names that are being written
+        self._busy: dict[str, str] = {}  # names that are being written, and the outside client each is for
+        self._void: set[str] = set()  # of those, the ones whose client has ended meanwhile
         self._sessions: dict[bytes, _Session] = {}
         self._codes: list[_Code] = []
         self._tickets: dict[bytes, _Ticket] = {}
@@ -238,15 +239,20 @@ class Words:
         kept = Kept(_digest(text), role, now, None if ttl_s is None else now + int(ttl_s * 1e9), client)
         said = {"event": "token add", "token": name, "role": role, "expires_ns": kept.expires_ns, "client": client}
         draft = Draft(by, Kind.CHANGE, body=frames.encode_body(said))
-        self._busy.add(name)
+        self._busy[name] = client
         try:
             puts = [Put(BUCKET, name, encode(kept)), *beside]
             await self._kernel.record_then(draft, lambda: self._hold(name, kept), puts)
+            if name in self._void:
+                raise ENOENT("client.unknown", f"{client} has just ended", hint=f"agentctl mcp register {client}")
         finally:
-            self._busy.discard(name)
+            del self._busy[name]
+            self._void.discard(name)
         return text
 
     def _hold(self, name: str, kept: Kept) -> None:
+        if name in self._void:
+            return
         self._tokens[name] = kept
         self._look_at_clock()
 
@@ -256,11 +262,11 @@ class Words:
             there = ", ".join(sorted(self._tokens)) or "none"
             raise ENOENT("token.none", f"there is no token {name!r}", hint=f"there is: {there}")
         draft = Draft(by, Kind.CHANGE, body=frames.encode_body({"event": "token remove", "token": name}))
-        self._busy.add(name)
+        self._busy[name] = ""
         try:
             await self._kernel.record_then(draft, lambda: self._drop(name), [Put(BUCKET, name, None)])
         finally:
-            self._busy.discard(name)
+            del self._busy[name]
 
     def _drop(self, name: str) -> None:
         self._tokens.pop(name, None)
@@ -275,11 +281,14 @@ class Words:
         self._kernel.outside.token_over(token, why)
 
     def buried(self, client: str) -> list[Put]:
-        """An outside client has ended, and with it what let it in."""
+        """An outside client has ended, and with it what let it in, also what is being written: another one of its name
+        has nothing of it."""
         gone = [name for name, kept in self._tokens.items() if kept.client == client]
         for name in gone:
             del self._tokens[name]
-        return [Put(BUCKET, name, None) for name in gone]
+        late = [name for name, whose in self._busy.items() if whose == client]
+        self._void.update(late)
+        return [Put(BUCKET, name, None) for name in (*gone, *late)]
 
     def _look_at_clock(self) -> None:
         """What has expired is over, and its connections are closed. The wall clock may jump: it is looked at often."""
