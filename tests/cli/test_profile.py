@@ -97,7 +97,7 @@ def test_a_name_that_nobody_knows_gets_the_nearest_and_all(own: Path) -> None:
         ("mount = ['data']\n", "profile.value", "begin with / or ~/"),
         ("mount = ['rw:../data']\n", "profile.value", "begin with / or ~/"),
         ("net = [\n", "profile.syntax", "is no TOML"),
-        (f"about = '{'x' * 70_000}'\n", "profile.size", "at most 64 kB"),
+        (f"about = '{'x' * 70_000}'\n", "config.syntax", "at most 65536 bytes"),
     ],
 )
 def test_what_is_not_understood_is_an_error_with_file_line_and_key(own: Path, text: str, code: str, says: str) -> None:

@@ -20,7 +20,6 @@ from agent_os.client.config import File, text_of, user_folder
 
 _SHIPPED = Path(__file__).parent / "profiles"
 _SUFFIX = ".toml"
-_MOST_BYTES = 64 << 10
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # no way out of the folder
 _HOST = re.compile(r"(\*\.)?([a-z0-9_-]+\.)*[a-z][a-z0-9_-]*", re.IGNORECASE)  # no spelling of an address
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -86,8 +85,6 @@ def read(text: str, file: str) -> Profile:
 
     from agent_os.manifest.lines import TooDeep, toml_lines
 
-    if len(text) > _MOST_BYTES:
-        raise EINVAL("profile.size", f"{file}: a profile has at most {_MOST_BYTES >> 10} kB")
     try:
         lines, table = toml_lines(text), tomllib.loads(text)
     except (tomllib.TOMLDecodeError, TooDeep) as problem:
