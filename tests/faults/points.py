@@ -99,9 +99,9 @@ class WatchedRecovery(Recovery):
 class Forgetful(WatchedRecovery):
     """Broken on purpose: what recovery found out is kept in memory until all of it is done."""
 
-    async def at_boot(self) -> None:
+    async def at_boot(self, *others: Any) -> None:
         self._later: list[Any] = []
-        await super().at_boot()
+        await super().at_boot(*others)
 
     async def _settle(self, *intent: Any) -> None:
         self._later = getattr(self, "_later", [])
