@@ -186,9 +186,10 @@ def test_a_command_for_which_the_agent_leaves_no_room_is_told_and_runs_when_ther
         "children = []\n"
         "mine = os.getpid()\n"
         "def leave(*_):\n"
-        "    if os.getpid() != mine: return\n"  # all of its group hears it
-        "    for one in children: os.kill(one, 9)\n"
-        "    for one in children: os.waitpid(one, 0)\n"
+        "    gone, children[:] = children[:], []\n"
+        "    if os.getpid() != mine or not gone: return\n"  # all of its group hears it, and may hear it twice
+        "    for one in gone: os.kill(one, 9)\n"
+        "    for one in gone: os.waitpid(one, 0)\n"
         "    print('room', flush=True)\n"
         "signal.signal(signal.SIGUSR1, leave)\n"
         "while True:\n"
