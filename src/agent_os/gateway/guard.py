@@ -25,6 +25,7 @@ from agent_os.abi.errors import EAGAIN, EINVAL, EMSGSIZE, ENOENT, EPERM, ETIMEDO
 from agent_os.gateway import problems
 from agent_os.gateway.asking import token_of
 from agent_os.gateway.bucket import Bucket
+from agent_os.gateway.idempotency import again
 from agent_os.gateway.settings import Settings
 
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -184,7 +185,7 @@ class Guard:
                         held = await self._admitted(headers)
             if data or scope["method"] in _WITH_BODY or "content-type" in headers:
                 self._json(headers, data)
-            yield _again(bytes(data), receive)
+            yield again(bytes(data), receive)
         finally:
             if held:
                 self._large -= Counter((held,))
@@ -261,19 +262,6 @@ def _one_way(scope: Scope) -> None:
     if b"%2f" in raw.lower() and not raw.startswith((b"/api/v1/agents/", b"/api/v1/budgets/")):
         reason = f"there is nothing at {scope['path']} written so"
         raise _Refusal(ENOENT("route.unknown", reason, hint="write a slash as /"), 404)
-
-
-def _again(data: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": data, "more_body": False}
-
-    return replay
 
 
 def _dress(scope: Scope, message: Message) -> None:

@@ -83,7 +83,7 @@ class Idempotency:
                 await _repeat(first, send)
                 return
         scope.setdefault("state", {})["key"] = f"{given[0]}:{print_.hex()[:16]}"
-        await self._first(name, _First(print_, time.monotonic()), scope, _again(body, receive), send)
+        await self._first(name, _First(print_, time.monotonic()), scope, again(body, receive), send)
 
     async def _first(self, name: tuple[bytes, str], first: _First, scope: Scope, receive: Receive, send: Send) -> None:
         """Cancelled or refused, the key is free again; what it had begun, the kernel knows."""
@@ -142,7 +142,8 @@ async def _whole(receive: Receive) -> bytes:
             return bytes(data)
 
 
-def _again(data: bytes, receive: Receive) -> Receive:
+def again(data: bytes, receive: Receive) -> Receive:
+    """A body that was read, for whoever reads it next."""
     given = False
 
     async def replay() -> Message:
