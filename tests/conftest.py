@@ -5,6 +5,8 @@ Lines are appended as they come, so that a run that is cut off still counts for 
 
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 _REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """What a test leaves ignored or blocked, programs of later tests inherit: they could not be interrupted."""
+    before = _dispositions()
+    yield
+    assert _dispositions() == before
+
+
+def _dispositions() -> list[Any]:
+    heard = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    return [*heard, signal.pthread_sigmask(signal.SIG_BLOCK, ())]
 
 
 def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:

@@ -2,7 +2,7 @@
 // Bytes are Uint8Array. Integers beyond 2^53 come back as BigInt. No extension types: the wire has none.
 
 const text = new TextEncoder();
-const strict = new TextDecoder("utf-8", { fatal: true });
+const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 export function encode(value) {
   const parts = [];

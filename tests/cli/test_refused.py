@@ -3,6 +3,7 @@ what is wrong on stderr, and prints nothing that could pass for a result."""
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 
 import click
@@ -162,6 +163,16 @@ def test_no_verb_is_left_out() -> None:
     assert set(REFUSED) == set(EVERY)
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A verb that follows an agent ignores signals in the end, for its process ends with it; this one does not."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("verb", REFUSED)
 def test_what_a_verb_refuses_has_its_code_in_the_table(
     desk: Desk, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

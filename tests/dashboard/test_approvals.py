@@ -2,6 +2,7 @@
 what was shown."""
 
 import json
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -12,6 +13,17 @@ from dashboard.window import Home, Window, a_window, needs_browser
 
 pytestmark = [pytest.mark.integration, needs_browser]
 GUARD_MS = 350  # longer than a card that moved is guarded
+UNMOVED = """guard => new Promise(done => {
+    let before = "", since = performance.now();
+    const look = () => {
+        const cards = [...document.querySelectorAll("[data-approval]")];
+        const places = cards.map(card => card.dataset.approval + " " + card.offsetTop);
+        const now = places.join() + cards.indexOf(document.activeElement);
+        if (now !== before) [before, since] = [now, performance.now()];
+        if (performance.now() - since >= guard) done(); else requestAnimationFrame(look);
+    };
+    look();
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +44,11 @@ def closed(page: Page, approval: str) -> Locator:
     return page.locator(f'[data-closed="{approval}"]')
 
 
-def steady(page: Page) -> None:
-    """Cards have been where they are for long enough."""
-    page.wait_for_timeout(GUARD_MS)
+def steady(page: Page, *asked: dict[str, Any]) -> None:
+    """Cards are there, and have been where they are for long enough."""
+    for one in asked:
+        expect(card(page, one["id"])).to_be_visible()
+    page.evaluate(UNMOVED, GUARD_MS)
 
 
 def state(fleet: Fleet, approval: str) -> dict[str, object]:
@@ -98,7 +112,7 @@ def test_a_guest_is_never_offered_always(inbox: Window, fleet: Fleet) -> None:
 
 def test_an_answer_is_shown_when_the_kernel_gave_it_and_acts(inbox: Window, fleet: Fleet) -> None:
     file, memory = fleet.deploy("deploy-b")
-    steady(inbox.page)
+    steady(inbox.page, file, memory)
     first = card(inbox.page, memory["id"])
     first.get_by_label("Reason").fill("seen and liked")
     first.get_by_role("button", name="Approve once").click()
@@ -115,8 +129,8 @@ def test_an_answer_is_shown_when_the_kernel_gave_it_and_acts(inbox: Window, flee
 
 
 def test_always_grants_exactly_what_the_card_said(inbox: Window, fleet: Fleet) -> None:
-    file, _ = fleet.deploy("deploy-c")
-    steady(inbox.page)
+    file, memory = fleet.deploy("deploy-c")
+    steady(inbox.page, file, memory)
     shown = card(inbox.page, file["id"])
     shown.get_by_label("always:").check()
     shown.get_by_role("button", name="Approve: always").click()
@@ -128,9 +142,8 @@ def test_always_grants_exactly_what_the_card_said(inbox: Window, fleet: Fleet) -
 def test_keys_decide_for_the_focused_card_alone_and_never_for_one_that_just_moved(inbox: Window, fleet: Fleet) -> None:
     page = inbox.page
     file, memory = fleet.deploy("deploy-d")
-    expect(card(page, memory["id"])).to_be_visible()
+    steady(page, file, memory)
     page.keyboard.press("a")  # no card has the focus
-    steady(page)
     card(page, memory["id"]).get_by_label("Reason").fill("ad")  # typing is no decision
     assert {state(fleet, one["id"])["state"] for one in (file, memory)} == {"pending"}
     # A card that comes in above pushes the others down: the key was meant for what was there before.
@@ -164,7 +177,7 @@ def test_questions_are_answered_by_a_form_of_their_schema(inbox: Window, fleet: 
     yes, town, words, form = (asked[begin]["id"] for begin in ("May I", "Which", "What ", "Fill "))
     expect(card(page, yes)).to_contain_text("May I buy 500 pieces?")
     assert card(page, yes).locator("img, script").count() == 0
-    steady(page)
+    steady(page, *asked.values())
     card(page, yes).get_by_role("button", name="Answer").click()
     expect(card(page, yes)).to_contain_text("Not sent: choose yes or no")
     card(page, yes).get_by_label("Yes").check()
@@ -197,15 +210,13 @@ def test_questions_are_answered_by_a_form_of_their_schema(inbox: Window, fleet: 
 
 def test_an_answer_that_the_kernel_refuses_is_told_in_its_words(browser: Browser, home: Home, fleet: Fleet) -> None:
     """The digest is that of what was shown: a page that shows something else than the kernel has is refused."""
-    file, _ = fleet.deploy("deploy-e")
+    file, memory = fleet.deploy("deploy-e")
     with a_window(browser, home) as window:
         window.page.route(
             "**/decision", lambda route: route.continue_(post_data=_other_digest(route.request.post_data))
         )
         window.enter("#/approvals")
-        steady(window.page)
-        expect(card(window.page, file["id"])).to_be_visible()
-        steady(window.page)
+        steady(window.page, file, memory)
         card(window.page, file["id"]).get_by_role("button", name="Approve once").click()
         expect(card(window.page, file["id"]).get_by_role("alert")).to_contain_text("E")
     assert state(fleet, file["id"])["state"] == "pending"

@@ -24,8 +24,7 @@ def test_the_other_browser_sees_who_decided(browser: Browser, home: Home, fleet:
     with a_window(browser, home) as ann, a_window(browser, home) as bob:
         for window in (ann, bob):
             window.enter("#/approvals")
-            expect(card(window.page, file["id"])).to_be_visible()
-        steady(ann.page)
+            steady(window.page, file, memory)
         card(ann.page, file["id"]).get_by_role("button", name="Deny").click()
         expect(closed(ann.page, file["id"])).to_contain_text("denied by")
         expect(closed(bob.page, file["id"])).to_contain_text("denied by")
@@ -34,14 +33,13 @@ def test_the_other_browser_sees_who_decided(browser: Browser, home: Home, fleet:
 
 
 def test_of_two_answers_at_once_one_wins_and_the_other_is_told(browser: Browser, home: Home, fleet: Fleet) -> None:
-    file, _ = fleet.deploy("two-b")
+    file, memory = fleet.deploy("two-b")
     with a_window(browser, home) as ann, a_window(browser, home) as bob:
         held: list[Route] = []
         for window in (ann, bob):
             window.page.route("**/decision", lambda route: held.append(route))
             window.enter("#/approvals")
-            expect(card(window.page, file["id"])).to_be_visible()
-            steady(window.page)
+            steady(window.page, file, memory)
         # Both have pressed before either answer is on its way.
         card(ann.page, file["id"]).get_by_role("button", name="Approve once").click()
         expect(card(ann.page, file["id"]).get_by_role("button", name="Sending …")).to_be_disabled()

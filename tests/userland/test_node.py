@@ -30,7 +30,7 @@ def run(answers: Any = None, **welcome: Any) -> tuple[Any, FakeKernel]:
     with ours, FakeKernel(theirs, answers, **welcome) as kernel:
         into_place = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.execv(sys.argv[2], sys.argv[2:])"
         command = [sys.executable, "-c", into_place, str(ours.fileno()), str(NODE), str(HERE / "agent.mjs")]
-        ended = subprocess.run(command, capture_output=True, text=True, pass_fds=[ours.fileno()], timeout=20)
+        ended = subprocess.run(command, capture_output=True, text=True, pass_fds=[ours.fileno()], timeout=60)
     return ended, kernel
 
 
@@ -97,9 +97,9 @@ def test_its_msgpack_means_the_same_as_ours(values: list[Any]) -> None:
         "const chunks = []; for await (const c of process.stdin) chunks.push(c);"
         "process.stdout.write(encode(decode(Buffer.concat(chunks))));"
     )
-    values = [*values, "x" * 70_000, list(range(70_000)), {str(n): n for n in range(300)}, b"\0" * 300]
+    values = [*values, "\ufeffmark", "x" * 70_000, list(range(70_000)), {str(n): n for n in range(300)}, b"\0" * 300]
     command = [str(NODE), "--input-type=module", "-e", code]
-    ended = subprocess.run(command, input=msgspec.msgpack.encode(values), capture_output=True, timeout=20)
+    ended = subprocess.run(command, input=msgspec.msgpack.encode(values), capture_output=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert comparable(msgspec.msgpack.decode(ended.stdout)) == comparable(values)
 
