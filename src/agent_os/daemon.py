@@ -30,7 +30,7 @@ from agent_os.client import place
 from agent_os.client.start import ELSEWHERE, LOG, prepared
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.front_door import Doctor, FrontDoor
-from agent_os.kernel import control, levels, plan
+from agent_os.kernel import control, plan
 from agent_os.kernel import doctor as kernel_doctor
 from agent_os.kernel.boot import boot
 from agent_os.kernel.journal import Journal
@@ -229,13 +229,6 @@ def _set_limits() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-async def isolation() -> probe.Check:
-    """What one agent gets on this host, and from now on is known to get."""
-    found = await probe.isolation()
-    levels.remember(prepared(place.home()), found.cause.partition(" ")[0])
-    return found
 
 
 class Examined(NamedTuple):

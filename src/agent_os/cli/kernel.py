@@ -79,7 +79,7 @@ def up(
 
 
 async def _up(detach: bool, gateway: Gateway | None, *, demo: bool) -> int:
-    from agent_os import daemon
+    from agent_os.isolation import isolation
 
     asked = asyncio.Event()
     if not detach:  # from the beginning: whoever presses Ctrl-C early means it, too
@@ -95,7 +95,7 @@ async def _up(detach: bool, gateway: Gateway | None, *, demo: bool) -> int:
         _line("home", f"{native(facts['home'])}  {facts['entries']:,} entries in its journal")
         _line("policy", rules_of(facts["policy"]))
         _fleet(facts)
-        found = await daemon.isolation()
+        found = await isolation()
         _line("isolation", found.cause, found.status)
         if found.fix and found.status != "ok":
             say(f"fix   {plain(found.fix)}")
