@@ -110,6 +110,14 @@ def test_a_guest_is_never_offered_always(inbox: Window, fleet: Fleet) -> None:
     expect(shown).to_contain_text("http.post reports.example")
 
 
+def test_how_long_somebody_waits_is_told_between_two_looks(inbox: Window, fleet: Fleet) -> None:
+    asked = fleet.guest("guest-b")[0]
+    since = card(inbox.page, asked["id"]).locator(".approval-head .faint")
+    expect(since).to_contain_text("asked")
+    inbox.page.route("**/snapshot", lambda route: None)  # nobody answers
+    expect(since).not_to_have_text(since.inner_text())
+
+
 def test_an_answer_is_shown_when_the_kernel_gave_it_and_acts(inbox: Window, fleet: Fleet) -> None:
     file, memory = fleet.deploy("deploy-b")
     steady(inbox.page, file, memory)

@@ -76,7 +76,7 @@ export function Card({ row, arrived, places, onDecided, onLate }: CardProps) {
           <span class="badge">{row.id}</span> <a href={href("agent", [full(row.agent)])}><AgentText text={row.agent} /></a>
           {question ? " asks" : <> wants <AgentText text={row.wants} /></>}
         </h2>
-        <span class="faint">asked {age(row.seconds)} ago</span>
+        <Asked row={row} arrived={arrived} />
       </header>
       <Deadline row={row} arrived={arrived} />
       <Facts row={row} />
@@ -132,6 +132,11 @@ export function Closed({ row, ended, late }: { row: Question; ended: Question | 
       {late ? <p class="approval-late">Your answer came too late: <AgentText text={late.reason} /></p> : null}
     </div>
   );
+}
+
+function Asked({ row, arrived }: { row: Question; arrived: number }) {
+  const now = useClock();
+  return <span class="faint">asked {age(row.seconds + (now - arrived) / 1000)} ago</span>;
 }
 
 function Deadline({ row, arrived }: { row: Question; arrived: number }) {

@@ -21,27 +21,39 @@ export interface Options {
   every?: number; // milliseconds; for what has no event; ever more seldom while nothing changes
 }
 
-export const AGAIN_MS = 500;
-export const STORM_MS = 4000; // while changes keep coming
+interface Reading<T> {
+  read: () => Promise<unknown>;
+  shape: (told: unknown) => T;
+  again: number; // milliseconds, at least, between two readings for events
+}
 
-/** `path` null: nothing is asked for yet. While it is read again the old answer stays. */
+const AGAIN_MS = 500;
+const STORM_MS = 4000; // while changes keep coming
+
+/** `path` null: nothing is asked for yet. */
 export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
-  const [state, set] = useState<{ key: string; data?: T; problem?: Problem }>({ key: "" });
+  const key = path === null ? null : `${path} ${JSON.stringify(options.query ?? {})}`;
+  return useReading(key, { read: () => get(path ?? "", options.query), shape: (told) => told as T, again: AGAIN_MS }, options);
+}
+
+/** What `key` names. While it is read again the old answer stays. */
+export function useReading<T>(key: string | null, reading: Reading<T>, options: Options): Got<T> {
+  const [state, set] = useState<{ key: string | null; data?: T; problem?: Problem }>({ key: null });
   const [turn, again] = useState(0);
-  const latest = useRef(options);
-  latest.current = options;
+  const latest = useRef({ reading, options });
+  latest.current = { reading, options };
   const round = useRef<Round | undefined>(undefined);
-  const key = path === null ? "" : `${path} ${JSON.stringify(options.query ?? {})}`;
   const live = link.value === "live";
+  const reload = () => again((old) => old + 1);
 
   useEffect(() => {
-    if (path === null) return;
+    if (key === null) return;
     let wanted = true;
-    get<T>(path, latest.current.query).then(
-      (data) => {
+    latest.current.reading.read().then(
+      (told) => {
         if (!wanted) return;
-        round.current?.heard(data);
-        set({ key, data });
+        round.current?.heard(told);
+        set({ key, data: latest.current.reading.shape(told) });
       },
       (error) => wanted && set((old) => ({ key, data: old.key === key ? old.data : undefined, problem: asProblem(error) })),
     );
@@ -51,20 +63,19 @@ export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
   }, [key, turn, live]);
 
   useEffect(() => {
-    if (path === null) return;
+    if (key === null) return;
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const pace = new Pace(AGAIN_MS, STORM_MS);
+    const pace = new Pace(reading.again, STORM_MS);
     const stop = listen((events) => {
-      const { on, when } = latest.current;
-      if (timer !== undefined || !on) return;
-      if (!events.some((event) => on.includes(event.type) && (when?.(event) ?? true))) return;
+      const { on, when } = latest.current.options;
+      if (timer !== undefined || !events.some((event) => on?.includes(event.type) && (when?.(event) ?? true))) return;
       timer = setTimeout(() => {
         timer = undefined;
         pace.looked();
-        again((old) => old + 1);
-      }, Math.max(AGAIN_MS, pace.wait()));
+        reload();
+      }, Math.max(reading.again, pace.wait()));
     });
-    round.current = options.every ? new Round(options.every, () => again((old) => old + 1)) : undefined;
+    round.current = options.every ? new Round(options.every, reload) : undefined;
     return () => {
       stop();
       clearTimeout(timer);
@@ -73,13 +84,8 @@ export function useGet<T>(path: string | null, options: Options = {}): Got<T> {
     };
   }, [key, options.every]);
 
-  const mine = state.key === key ? state : undefined;
-  return {
-    data: mine?.data,
-    problem: mine?.problem,
-    loading: path !== null && mine === undefined,
-    reload: () => again((old) => old + 1),
-  };
+  const mine = key !== null && state.key === key ? state : undefined;
+  return { data: mine?.data, problem: mine?.problem, loading: key !== null && mine === undefined, reload };
 }
 
 /** Loading, error or the answer: what every part of a page is. */
