@@ -19,7 +19,7 @@ import pytest
 from guests.agentctl import Machine
 
 pytestmark = pytest.mark.integration
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def on_a_terminal(words: list[str], question: str, answer: str) -> tuple[str, in
                 os.write(master, f"{answer}\n".encode())
                 asked = True
         os.close(master)
-        return output, running.wait(timeout=10)
+        return output, running.wait(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.house import House
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium-headless-shell", "headless_shell", "chromium", "chromium-browser", "google-chrome")
-MILLISECONDS = 30_000  # a safety limit, never a measure
+MILLISECONDS = 90_000  # a safety limit, never a measure
 PAGES = ("overview", "approvals", "memory", "capabilities", "bus", "cost", "audit", "system")
 Scheme = Literal["light", "dark"]
 

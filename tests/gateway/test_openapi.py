@@ -52,6 +52,7 @@ def test_every_operation_does_what_the_document_says(house: House, role: str, tm
     report = tmp_path / "report.json"
     command = [sys.executable, "-c", RUN, "run", f"{house.url}/openapi.json", "--checks", "all"]
     command += ["-H", f"Authorization: Bearer {house.tokens[role]}", "--seed", "1", "--max-examples", "4"]
+    command += ["--request-timeout", "60"]  # seconds: a safety limit; by itself it is 10
     command += ["--workers", "1", "--continue-on-failure", "--report-json-path", str(report), "--no-color"]
     ran = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "CI": "1"}

@@ -26,7 +26,7 @@ from guests.agentctl import Machine
 from hostile.report import note
 
 pytestmark = pytest.mark.hostile
-SECONDS = 30.0
+SECONDS = 120.0
 _TIOCGEXCL = 0x80045440
 
 # What must never reach a terminal from a guest: its name, and bytes that would show that it did.
