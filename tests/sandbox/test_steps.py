@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = os.geteuid() == 0
 LAUNCHER_STEPS = ("L2", "L3", "L4", "L5", "L6", "L7", "L8")
-CHILD_STEPS = tuple(f"C{n}" for n in range(1, 17))
+CHILD_STEPS = (*(f"C{n}" for n in range(1, 17)), "cwd")
 SECONDS = 60
 
 

@@ -326,13 +326,15 @@ def _said(manifest: AgentManifest, given: Any) -> Any:
 
 
 def _host_file(parent: Agent, file: str) -> str:
-    """Where the file is on the host. Inside, the project is at its own path and, for syscalls, at /work."""
+    """Where the file is on the host. Inside, the project is at its own path, which is meant first: it may be below the
+    host's /work. For syscalls it is also at /work."""
     project = os.path.normpath(native(parent.order["cwd"]))
-    place = f"{project}/{file.removeprefix('/work/')}" if file.startswith("/work/") else os.path.join(project, file)
-    place = os.path.normpath(place)
-    if not place.startswith(f"{project}/"):
+    own = os.path.normpath(os.path.join(project, file))
+    if not own.startswith(f"{project}/") and file.startswith("/work/"):
+        own = os.path.normpath(f"{project}/{file.removeprefix('/work/')}")
+    if not own.startswith(f"{project}/"):
         raise EPERM("spawn.file", f"{file} is not in your workspace", hint="name a file below /work")
-    return place
+    return own
 
 
 def _mounts(parent: Agent, manifest: AgentManifest, ceiling: Ceiling) -> Iterator[Any]:

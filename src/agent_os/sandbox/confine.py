@@ -218,11 +218,15 @@ def enter_user_namespace(child: Child) -> None:
         os.close(file)
 
 
+def enter_folder(child: Child) -> None:
+    """What is asked for may not be there, which is no failure of ours: a step with a name of its own."""
+    os.chdir(child.spec.cwd)
+
+
 def drop_rights(child: Child) -> None:
     """C10. No capability, no way to gain one, no look into our memory."""
     # a guest's files are meant to be committed with the usual modes; its workspace is closed to others anyway
     os.umask(0o022 if child.spec.kind == "guest" else 0o077)
-    os.chdir(child.spec.cwd)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     if child.has("capabilities"):
         syscalls.drop_capabilities()
@@ -309,6 +313,7 @@ STEPS: Steps = (
     ("C7", open_network),
     ("C8", change_uid),
     ("C9", enter_user_namespace),
+    ("cwd", enter_folder),
     ("C10", drop_rights),
     ("C11", bound_resources),
     ("C12", lock_files),

@@ -155,11 +155,7 @@ def assemble(root: "Root", spec: SpawnSpec, sources: Sources) -> int:
         make(path)
     _cover(root, spec)
     workspace = root.place(spec.workspace.at)
-    mounted = [
-        spec.workspace.at,
-        *(bind.dst for bind in spec.binds),
-        *(sources.prefixes if spec.kind == "native" else ()),
-    ]
+    mounted = [*spec.mounted, *(sources.prefixes if spec.kind == "native" else ())]
     if not any(f"{path}/".startswith("/work/") for path in mounted):
         root.attach("/work", syscalls.clone_tree(at=workspace))  # an alias, masks included; it must hide no mount
     root.seal()

@@ -104,6 +104,11 @@ class SpawnSpec:
     def warm(self) -> bool:
         return self.kind == "native" and self.isolation == "warm"
 
+    @property
+    def mounted(self) -> list[str]:
+        """Where its workspace and its binds are. If one of them is below /work, that is no alias of the workspace."""
+        return [self.workspace.at, *(bind.dst for bind in self.binds)]
+
 
 def encode(spec: SpawnSpec) -> bytes:
     """The id on a line of its own, then the object: the launcher must know the one and never reads the other."""

@@ -158,7 +158,9 @@ class SandboxRuns:
                 way_out=self._way_out() if network and self._way_out else None,
             )
         except SandboxError as error:
-            if error.step in ("exec", "cwd"):
+            if error.step == "cwd":
+                raise ENOENT("shell.cwd", f"{cwd[:200]!r} is no folder in there: {error}", ran=False) from None
+            if error.step == "exec":
                 raise ENOENT("shell.program", f"{argv[0][:100]!r} cannot be run there: {error}", ran=False) from None
             raise EISOLATION("tool.sandbox", f"no sandbox could be made: {error}", ran=False) from None
         if self._beside and self._beside.process.exited.done() and ran.code:

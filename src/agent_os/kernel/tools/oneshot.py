@@ -88,6 +88,7 @@ async def run_tool(
     if beside:
         theirs = beside.process.spec
         workspace, binds = replace(theirs.workspace, mode="bind"), theirs.binds
+        cwd, argv = seen_at(cwd, theirs), [seen_at(argv[0], theirs), *argv[1:]]
         sources, lease = {JOINED: beside.process.mounts}, beside.process.lease.shared()
     spec = SpawnSpec(
         spawn_id=name,
@@ -140,6 +141,15 @@ async def run_tool(
     code, took = 124 if timed_out else ended.code, time.monotonic() - began
     level = process.ready.level
     return ToolResult(code, stdout, stderr, timed_out, out_of_memory, level, flood.is_set(), took)
+
+
+def seen_at(path: str, spec: SpawnSpec) -> str:
+    """What the agent's own files are called in there, where a project below the host's /work leaves no room for the
+    alias of that name."""
+    others = [f"{place}/" for place in spec.mounted if f"{place}/".startswith("/work/")]
+    if not others or f"{path}/".startswith(tuple(others)) or not f"{path}/".startswith("/work/"):
+        return path
+    return spec.workspace.at + path.removeprefix("/work")
 
 
 @asynccontextmanager
