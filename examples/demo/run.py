@@ -351,18 +351,19 @@ def kill(pid: int, who: str) -> None:
 
 
 def follow() -> None:
-    """Show the clock of the fleet until Ctrl-C."""
+    """Stay until Ctrl-C, or until somebody takes the kernel down. Quietly: the address is to stay in sight."""
     print("\nAgent OS is running with the fleet of the demo. Look at it from another terminal:")
     print(f"  AGENT_OS_HOME={os.environ.get('AGENT_OS_HOME', '')} {HERE.parent.parent}/.venv/bin/agentctl top")
     told = agentctl("up", "--detach", quiet=True).stdout  # it runs: this gives an address that lets one person in
     print("\n".join(line for line in told.splitlines() if "dashboard" in line))
     print("Ctrl-C stops it.", flush=True)
-    command = [*AGENTCTL, "logs", "-f", "clock"]
-    logs = subprocess.Popen(command, cwd=STAGE, stdin=subprocess.DEVNULL, start_new_session=True)
+    quiet = subprocess.DEVNULL
+    command = [*AGENTCTL, "events", "-f", "-n", "0"]
+    events = subprocess.Popen(command, cwd=STAGE, stdin=quiet, stdout=quiet, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: logs.send_signal(signal.SIGTERM))
+        signal.signal(number, lambda *_: events.send_signal(signal.SIGTERM))
     with foreground():
-        logs.wait()
+        events.wait()
 
 
 def attempts(told: str) -> dict[str, str]:
