@@ -1,6 +1,6 @@
 """The built-in tools put together: each spec with what carries it out, on what the kernel gives for one agent.
 
-A composition root like `daemon.py`, which decides nothing: the kernel knows interfaces of drivers only. In: a registry
+A composition root like `daemon`, which decides nothing: the kernel knows interfaces of drivers only. In: a registry
 and whoever makes the means of an agent. Out: the tools, registered for all. The browser and MCP servers come with their
 helpers, and are not here.
 """

@@ -1,6 +1,6 @@
 """The drivers of models put together: for every provider that an operator knows, whatever speaks to it, and the prices.
 
-A composition root like `daemon.py`, which decides nothing: the kernel knows the interface of drivers only. The drivers
+A composition root like `daemon`, which decides nothing: the kernel knows the interface of drivers only. The drivers
 themselves load what they need at their first call.
 """
 

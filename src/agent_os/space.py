@@ -2,7 +2,7 @@
 
 The same gate, journal and files as the daemon's, in memory unless a home is given. `create_agent_context` gives *your
 own trusted code* a context: same syscalls, no isolation, and the record says so. `spawn` starts an isolated process.
-A composition root like `daemon.py`: it puts kernel, drivers and userland together and decides nothing.
+A composition root like `daemon`: it puts kernel, drivers and userland together and decides nothing.
 """
 
 import asyncio

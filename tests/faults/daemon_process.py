@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agent_os import daemon
+from agent_os.daemon import process as daemon
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel import boot, gate, guests, process, records
 from agent_os.kernel import kernel as parts

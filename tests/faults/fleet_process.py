@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_os import daemon
+from agent_os.daemon import process as daemon
 from agent_os.kernel import boot
 from agent_os.kernel.kernel import Kernel
 from faults.ledger import Ledger

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_os import daemon
+from agent_os.daemon import process as daemon
 from agent_os.kernel import syscalls
 from agent_os.kernel.calls import Act
 from agent_os.kernel.running import Run

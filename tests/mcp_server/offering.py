@@ -7,10 +7,10 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent_os import daemon
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Effect
 from agent_os.abi.tools import ToolSpec
+from agent_os.daemon import process as daemon
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.tooling import Tool
 from agent_os.kernel.tools.registry import Call, Deed

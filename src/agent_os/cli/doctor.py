@@ -27,7 +27,7 @@ def doctor(fix: bool, as_json: bool) -> int:
     if fix and os.geteuid() == 0:
         hint = "agentctl doctor says what to do; or run it as the user whose agents these are"
         raise EPERM("doctor.root", "agentctl doctor --fix changes nothing as root", hint=hint)
-    from agent_os import daemon
+    from agent_os.daemon import process as daemon
 
     minimum = daemon.minimum_level()
     level, checks, mends = asyncio.run(daemon.examine())

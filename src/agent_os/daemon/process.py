@@ -261,7 +261,3 @@ def mended(mends: Sequence[checkup.Mend]) -> list[probe.Check]:
     for one in mends:
         checkup.mend(one)
     return [one.check for one in checkup.modes(place.home(), place.control_socket())]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

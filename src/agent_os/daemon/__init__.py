@@ -1,0 +1,1 @@
+"""The composition root and the kernel's process: `python -m agent_os.daemon`. Importing this loads nothing."""
