@@ -1,9 +1,11 @@
 """`agentctl status`: every line, what it says where something is wrong, and the same for programs."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from agent_os.cli import health
 from agent_os.cli.health import lines, model_names
 from cli.desk import Desk
 
@@ -84,8 +86,36 @@ def test_money_is_held_against_its_cap() -> None:
 
 def test_a_head_that_is_late_is_told_and_one_that_had_nothing_to_sign_is_not() -> None:
     old = {"size": 12000, "signed_ns": int((NOW - 3600) * 1e9)}
-    assert told(head=old)["head"] == ("warn", "12,000 entries signed 1h ago   345 entries wait for a signature")
+    assert told(head=old)["head"] == ("warn", "12,000 entries signed 1h ago   without a signature: 345")
     assert told(head=old, entries=12000)["head"][0] == "ok"
+
+
+def test_an_idle_kernel_is_not_behind_because_somebody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle:
+        """Its newest head is an hour old; what is recorded from now on is signed at once."""
+
+        entries = signed = 100
+        at = NOW - 3600
+
+        async def call(self, request: Any, deadline: float) -> Any:
+            told = {
+                "Status": {**FACTS, "entries": self.entries},
+                "Head": {"size": self.signed, "wall_ns": self.at * 1e9},
+            }
+            self.entries += 1
+            self.signed, self.at = self.entries, NOW
+            return told.get(type(request).__name__, {"counters": [], "approvals": []})
+
+    async def nothing(client: Any) -> Any:
+        return []
+
+    monkeypatch.setattr(health, "members", nothing)
+    monkeypatch.setattr(health, "_spending", nothing)
+    monkeypatch.setattr(health, "_models", lambda found: FACTS["models"])
+    facts = asyncio.run(health.gathered(Idle()))  # type: ignore[arg-type]
+    found = {name: how for how, name, _ in lines({**facts, "spending": FACTS["spending"]}, NOW)}
+    assert found["head"] == "ok"
+    assert facts["entries"] >= facts["head"]["size"]
 
 
 def test_models_are_told_by_what_they_need() -> None:

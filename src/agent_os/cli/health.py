@@ -58,10 +58,14 @@ async def _look() -> Facts:
 
 async def gathered(client: "Client") -> Facts:
     """What the kernel tells of itself, and beside it what others would have to be asked about one by one."""
-    head = await client.call(Head(), deadline=TO_LOOK)  # first: it covers no entry that is counted after it
     facts = await client.call(Status(), deadline=TO_LOOK)
     rows = [row for row in await members(client) if row["id"] != ROOT and is_shown(row)]
     measured = await client.call(Metrics(), deadline=TO_LOOK)
+    approvals = await client.call(Approvals(), deadline=TO_LOOK)
+    spending = await _spending(client)
+    models = _models(await client.call(Models(do="list"), deadline=TO_LOOK))
+    # Last: this look is on the record, too. Asked before, the head of an idle kernel would always be behind it.
+    head = await client.call(Head(), deadline=TO_LOOK)
     return {
         **facts,
         "home": native(facts["home"]),
@@ -71,13 +75,14 @@ async def gathered(client: "Client") -> Facts:
             "agents": _counted(row.get("level") or row.get("isolation") for row in rows),
         },
         "states": _counted(row["state"] for row in rows),
-        "approvals": len((await client.call(Approvals(), deadline=TO_LOOK))["approvals"]),
-        "spending": await _spending(client),
+        "approvals": len(approvals["approvals"]),
+        "spending": spending,
         "violations": {
             one["labels"]["rule"]: one["value"] for one in measured["counters"] if one["name"] == "violations_total"
         },
+        "entries": max(facts["entries"], head["size"] if head else 0),
         "head": head and {"size": head["size"], "signed_ns": head["wall_ns"]},
-        "models": _models(await client.call(Models(do="list"), deadline=TO_LOOK)),
+        "models": models,
     }
 
 
@@ -206,7 +211,7 @@ def _head(head: Facts | None, entries: int, now: float) -> Line:
         return "warn", "head", "nothing is signed yet"
     old = now - head["signed_ns"] / 1e9
     late = entries > head["size"] and old > _UNSIGNED_S
-    fix = f"   {entries - head['size']:,} entries wait for a signature" if late else ""
+    fix = f"   without a signature: {entries - head['size']:,}" if late else ""
     return ("warn" if late else "ok"), "head", f"{head['size']:,} entries signed {age(old)} ago{fix}"
 
 
