@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long one example takes depends on who else uses the machine.
-settings.register_profile("patient", deadline=None)
+# How long one example takes depends on who else uses the machine. The same examples each time: whoever changes a line
+# is judged by that line. `make soak` looks for others.
+settings.register_profile("patient", deadline=None, derandomize=not os.environ.get("AGENT_OS_SOAK"))
 settings.load_profile("patient")
 
 _REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")

@@ -138,6 +138,7 @@ def test_ctrl_c_is_the_programs_and_a_shell_outlives_many(machine: Machine) -> N
             somebody.sees("$ ", prompts + 1)  # what is typed before the shell asks again, it throws away
             somebody.type(f"echo after {count}$((0))\n")
             somebody.sees(f"after {count}0")
+            somebody.sees("$ ", prompts + 2)
         somebody.type("exit 3\n")
         assert somebody.ends() == 3
 
