@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from agent_os.abi.signals import AgentSignal
-from agent_os.daemon import calm_collector
+from agent_os.daemon.process import calm_collector
 from agent_os.message_bus import MessageBus
 from agent_os.space import KernelSpace
 

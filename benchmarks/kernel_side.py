@@ -18,7 +18,7 @@ import uvloop
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.frames import Hello, Reply, Splitter, Welcome
-from agent_os.daemon import calm_collector
+from agent_os.daemon.process import calm_collector
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.authority import capability
 from agent_os.kernel.boot import boot

@@ -16,7 +16,7 @@ import uvloop
 
 from agent_os.abi.errors import AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.daemon import calm_collector
+from agent_os.daemon.process import calm_collector
 from agent_os.kernel.authority.bindings import bind
 from agent_os.kernel.models.catalogue import Provider
 from agent_os.message_bus import MessageBus

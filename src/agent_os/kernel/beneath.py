@@ -25,6 +25,7 @@ PHYSICAL = INSIDE | NO_SYMLINKS | NO_XDEV
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 _RETRIES = 64  # the kernel answers EAGAIN when a rename elsewhere disturbed the lookup
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
@@ -166,21 +167,32 @@ def rename(directory: int, old: str, new: str, *, replace: bool = True) -> None:
     if replace:
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
         return
+    try:
+        _renameat2(directory, old, new, _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # A file system without RENAME_NOREPLACE: a hard link refuses an existing name just as surely.
+        os.link(old, new, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+        os.unlink(old, dir_fd=directory)
+
+
+def exchange(directory: int, one: str, other: str) -> None:
+    """Each gets the other's name, within one open directory and at one moment."""
+    _renameat2(directory, one, other, _RENAME_EXCHANGE)
+
+
+def _renameat2(directory: int, old: str, new: str, flags: int) -> None:
     result = _libc.renameat2(
         ctypes.c_int(directory),
         ctypes.c_char_p(os.fsencode(old)),
         ctypes.c_int(directory),
         ctypes.c_char_p(os.fsencode(new)),
-        ctypes.c_uint(_RENAME_NOREPLACE),
+        ctypes.c_uint(flags),
     )
-    if result == 0:
-        return
-    number = ctypes.get_errno()
-    if number != errno.EINVAL:
+    if result != 0:
+        number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), new)
-    # A file system without RENAME_NOREPLACE: a hard link refuses an existing name just as surely.
-    os.link(old, new, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
-    os.unlink(old, dir_fd=directory)
 
 
 def change_mode(root: int, path: str, mode: int) -> None:

@@ -448,8 +448,11 @@ def _places(
     tmp = running.enter_context(scratch(host.state, spec.spawn_id, agent_uid, _mounts(spec, paths)))
     if not (copy or origin or spec.workspace.mode == "overlay"):
         return tmp, None
-    if origin and origin.name == spec.spawn_id and origin.meta.agent_uid == agent_uid:
+    if origin and origin.name == spec.spawn_id:
         workspace = origin
+        if origin.meta.agent_uid != agent_uid:
+            with origin.hold():
+                workspace = Workspaces(host.state).hand_over(origin, agent_uid)
     else:
         workspace = _workspace(spec, paths, Workspaces(host.state), agent_uid, origin, copy)
         undo.callback(workspace.discard)

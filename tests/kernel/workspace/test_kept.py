@@ -1,6 +1,7 @@
 """kernel/workspace: what an agent wrote over a real overlay, shown, committed, discarded."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -12,12 +13,13 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_os.abi.errors import EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
-from agent_os.kernel.workspace import Workspace, Workspaces, digest, new_name
+from agent_os.kernel.workspace import Workspace, Workspaces, digest, new_name, snapshot
 from agent_os.kernel.workspace.changes import Change
 from agent_os.kernel.workspace.landing import Report
 from overlay import agent_writes, tree
@@ -461,6 +463,36 @@ def test_committed_files_belong_to_the_owner_of_their_directory(workspaces: Work
     for name in ["new", "sub", "link"]:
         info = (project / "lib" / name).lstat()
         assert (info.st_uid, info.st_gid) == (12345, 23456), name
+
+
+def test_what_an_agent_wrote_goes_with_it_to_another_uid(either: Workspace, workspaces: Workspaces) -> None:
+    uid = 200008 if os.geteuid() == 0 else None
+    writes(either, "echo new >new; rm gone; echo changed >lib/two")
+    before = either.diff()
+    with either.hold():
+        other = workspaces.hand_over(either, uid)
+    assert [path.name for path in workspaces.root.iterdir()] == ["fix-1"]
+    assert other.meta == replace(either.meta, agent_uid=uid, copied=other.meta.copied)
+    assert (len(before), digest(other.diff())) == (3, digest(before))
+    if uid is not None:
+        assert {path.lstat().st_uid for path in (other.work, other.upper, *other.upper.rglob("*"))} == {uid}
+    assert other.commit().complete
+    assert (other.project / "lib/two").read_text() == "changed\n"
+
+
+def test_a_hand_over_that_fails_leaves_all_as_it_was(
+    either: Workspace, workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes(either, "echo new >new")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(snapshot, "copy_layer", full)
+    with either.hold(), pytest.raises(ENOSPC):
+        workspaces.hand_over(either, None)
+    assert [path.name for path in workspaces.root.iterdir()] == ["fix-1"]
+    assert [change.path for change in workspaces.open("fix-1").diff()] == ["new"]
 
 
 def test_while_the_agent_runs_one_may_look_but_not_decide(workspace: Workspace) -> None:

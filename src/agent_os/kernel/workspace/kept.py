@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -84,6 +85,7 @@ class Workspaces:
             with beneath.closing(beneath.open_root(project)) as lower:
                 return _fill(home, lower, project, name, mode, agent_uid)
 
+        self.require_free(name)
         return self._build(project, name, agent_uid, fill)
 
     def copy(self, origin: "Workspace", *, name: str, agent_uid: int | None, keep: bool = False) -> "Workspace":
@@ -92,13 +94,16 @@ class Workspaces:
         with origin.opened() as (origin_home, _, upper):
             facts = {"name": name, "agent_uid": agent_uid, "made": time.time_ns(), "snapshot": keep}
             facts["agent"] = origin.agent if keep else ""
-
-            def fill(home: int) -> Meta:
-                if (intent := Intent(origin_home)).steps:  # what it has committed is known to go with it
-                    intent.save_to(home)
-                return _fill_from(home, upper, origin, agent_uid, facts)
-
+            fill = partial(_fill_from, origin_home, upper, origin, agent_uid, facts)
+            self.require_free(name)
             return self._build(origin.project, name, agent_uid, fill)
+
+    def hand_over(self, origin: "Workspace", agent_uid: int | None) -> "Workspace":
+        """The same workspace, for an agent that has another uid in this life: its old one is somebody else's by now.
+        The caller holds it."""
+        with origin.opened() as (origin_home, _, upper):
+            fill = partial(_fill_from, origin_home, upper, origin, agent_uid, {"agent_uid": agent_uid})
+            return self._build(origin.project, origin.name, agent_uid, fill, instead=True)
 
     def require_free(self, name: str) -> None:
         """Raises if there cannot be a new workspace of this name."""
@@ -110,9 +115,17 @@ class Workspaces:
         if (self.root / name).exists():
             raise _taken(name)
 
-    def _build(self, project: Path, name: str, agent_uid: int | None, fill: Callable[[int], Meta]) -> "Workspace":
+    def _build(
+        self,
+        project: Path,
+        name: str,
+        agent_uid: int | None,
+        fill: Callable[[int], Meta],
+        *,
+        instead: bool = False,
+    ) -> "Workspace":
+        """`instead`: in the place of the one that has the name, which is gone then."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.require_free(name)
         draft = f".new-{secrets.token_hex(6)}"
         with beneath.closing(beneath.open_root(self.root)) as root:
             self._sweep(root)
@@ -124,13 +137,18 @@ class Workspaces:
                     beneath.closing(_create_lock(home)),  # a concurrent sweep leaves this draft alone
                 ):
                     write_json(home, "meta.json", asdict(fill(home)))
-                    beneath.rename(root, draft, name, replace=False)  # it exists from here on
+                    if instead:
+                        beneath.exchange(root, draft, name)
+                    else:
+                        beneath.rename(root, draft, name, replace=False)  # it exists from here on
             except OSError as error:
                 beneath.remove_tree(root, draft)
                 raise _explained(error, project, name) from error
             except BaseException:
                 beneath.remove_tree(root, draft)
                 raise
+            if instead:
+                beneath.remove_tree(root, draft)
         return self.open(name)
 
     def _sweep(self, root: int) -> None:
@@ -348,8 +366,17 @@ def _fill(home: int, lower: int, project: Path, name: str, mode: str, agent_uid:
     )
 
 
-def _fill_from(home: int, origin_upper: int, origin: "Workspace", agent_uid: int | None, facts: dict[str, Any]) -> Meta:
+def _fill_from(
+    origin_home: int,
+    origin_upper: int,
+    origin: "Workspace",
+    agent_uid: int | None,
+    facts: dict[str, Any],
+    home: int,
+) -> Meta:
     """Everything in a workspace that begins as another, but its meta.json."""
+    if (intent := Intent(origin_home)).steps:  # what it has committed is known to go with it
+        intent.save_to(home)
     for part in ("upper", "work"):
         os.mkdir(part, 0o700, dir_fd=home)
     with beneath.closing(beneath.open_directory(home, "work")) as work:
