@@ -34,9 +34,9 @@ SPEC = {"name": "own.fetch", "description": "Fetch.", "input_schema": {"type": "
 
 @agent
 async def fetches(ctx):
-    code, found = open("/work/fetch.py").read(), []
+    code, found = open("fetch.py").read(), []
     for network in (False, True):
-        argv = ["/usr/bin/python3", "/work/fetch.py"]
+        argv = ["/usr/bin/python3", "fetch.py"]
         ran = await ctx.call("shell.execute", argv=argv, network=network, timeout_s=200)
         found.append(json.loads(ran.stdout))
         ran = await ctx.call("python.execute", code=code, network=network, timeout_s=200)
