@@ -21,7 +21,7 @@ from agent_os import agent
 @agent
 async def works(ctx):
     first = await ctx.call("file.write", path="/work/first", content="1")
-    ran = await ctx.call("shell.execute", command="echo ran >> /work/ran; sleep 600")
+    ran = await ctx.call("shell.execute", command="echo ran >> ran; sleep 600")
     last = await ctx.call("file.edit", path="/work/first", old="1", new="2")
     return [first.size, ran["exit"], last.size]
 """
