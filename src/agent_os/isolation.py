@@ -1,4 +1,4 @@
-"""What one agent gets on this host. A part of the composition root, without the kernel: `agentctl up` tells it.
+"""What one agent gets on this host. A part of the composition root that loads no kernel: `agentctl up` tells it.
 
 In: nothing. Out: the check, after one agent was started and ended; the level is kept in the home.
 """

@@ -159,7 +159,8 @@ class SandboxRuns:
             )
         except SandboxError as error:
             if error.step == "cwd":
-                raise ENOENT("shell.cwd", f"{cwd[:200]!r} is no folder in there: {error}", ran=False) from None
+                reason = f"it cannot be run in {cwd[:200]!r}: {error}"
+                raise ENOENT("shell.cwd", reason, hint="a folder that is there, as /work", ran=False) from None
             if error.step == "exec":
                 raise ENOENT("shell.program", f"{argv[0][:100]!r} cannot be run there: {error}", ran=False) from None
             raise EISOLATION("tool.sandbox", f"no sandbox could be made: {error}", ran=False) from None

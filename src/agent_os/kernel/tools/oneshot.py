@@ -88,7 +88,7 @@ async def run_tool(
     if beside:
         theirs = beside.process.spec
         workspace, binds = replace(theirs.workspace, mode="bind"), theirs.binds
-        cwd, argv = seen_at(cwd, theirs), [seen_at(argv[0], theirs), *argv[1:]]
+        cwd, argv = _seen_at(cwd, theirs), [_seen_at(argv[0], theirs), *argv[1:]]
         sources, lease = {JOINED: beside.process.mounts}, beside.process.lease.shared()
     spec = SpawnSpec(
         spawn_id=name,
@@ -143,11 +143,11 @@ async def run_tool(
     return ToolResult(code, stdout, stderr, timed_out, out_of_memory, level, flood.is_set(), took)
 
 
-def seen_at(path: str, spec: SpawnSpec) -> str:
+def _seen_at(path: str, spec: SpawnSpec) -> str:
     """What the agent's own files are called in there, where a project below the host's /work leaves no room for the
     alias of that name."""
-    others = [f"{place}/" for place in spec.mounted if f"{place}/".startswith("/work/")]
-    if not others or f"{path}/".startswith(tuple(others)) or not f"{path}/".startswith("/work/"):
+    places = tuple(f"{place}/" for place in spec.mounted if f"{place}/".startswith("/work/"))
+    if not places or not f"{path}/".startswith("/work/") or f"{path}/".startswith(places):
         return path
     return spec.workspace.at + path.removeprefix("/work")
 

@@ -85,7 +85,6 @@ class Workspaces:
             with beneath.closing(beneath.open_root(project)) as lower:
                 return _fill(home, lower, project, name, mode, agent_uid)
 
-        self.require_free(name)
         return self._build(project, name, agent_uid, fill)
 
     def copy(self, origin: "Workspace", *, name: str, agent_uid: int | None, keep: bool = False) -> "Workspace":
@@ -95,7 +94,6 @@ class Workspaces:
             facts = {"name": name, "agent_uid": agent_uid, "made": time.time_ns(), "snapshot": keep}
             facts["agent"] = origin.agent if keep else ""
             fill = partial(_fill_from, origin_home, upper, origin, agent_uid, facts)
-            self.require_free(name)
             return self._build(origin.project, name, agent_uid, fill)
 
     def hand_over(self, origin: "Workspace", agent_uid: int | None) -> "Workspace":
@@ -126,6 +124,8 @@ class Workspaces:
     ) -> "Workspace":
         """`instead`: in the place of the one that has the name, which is gone then."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not instead:
+            self.require_free(name)
         draft = f".new-{secrets.token_hex(6)}"
         with beneath.closing(beneath.open_root(self.root)) as root:
             self._sweep(root)
