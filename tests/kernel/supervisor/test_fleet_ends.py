@@ -55,7 +55,7 @@ def test_an_agent_is_running_only_when_it_is_ready_and_its_end_shows_its_code(tm
     """S-49, S-37, S-43."""
 
     async def test(world: World) -> None:
-        script = "while [ ! -e go ]; do sleep 0.02; done; echo up; trap 'exit 7' TERM; while :; do sleep 0.02; done"
+        script = "while [ ! -e go ]; do sleep 0.02; done; trap 'exit 7' TERM; echo up; while :; do sleep 0.02; done"
         place = "[sandbox]\nworkspace = 'bind'\n"
         world.manifest("a", sh(script) + health(ready="log:^up$", restart_policy="never") + place)
         await world.apply()
