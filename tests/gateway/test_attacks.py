@@ -5,7 +5,8 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,34 @@ def test_the_key_of_another_token_gives_nobody_its_answer(house: House) -> None:
     assert "idempotency-replayed" not in other.headers
     assert other.json()["handle"] != first.json()["handle"]
     assert house.post("capabilities", wish, role=None, headers={**key, **bearer("aos_" + "A" * 43)}).status_code == 401
+
+
+RULES = 'version = 1\ndefault = "capability"\n[[rule]]\nid = "{}"\neffect = "forbid"\nwhat = ["tool:mail:call"]\n'
+
+
+@pytest.mark.parametrize(
+    ("place", "body"),
+    [
+        ("agents/worker/memory/mem/working/note", lambda name: {"data": name}),
+        ("policies/operator", lambda name: {"text": RULES.format(name)}),
+    ],
+    ids=["memory", "policy"],
+)
+def test_of_many_who_replace_one_version_at_once_one_does(
+    house: House, place: str, body: Callable[[str], dict[str, str]]
+) -> None:
+    etag = house.get(place).headers["etag"]
+
+    def replaced(name: str) -> int:
+        return house.call("PUT", place, json=body(name), headers={"If-Match": etag}).status_code
+
+    names = [f"by-{letter}" for letter in "abcdefghijklmnop"]
+    with ThreadPoolExecutor(len(names)) as threads:
+        ended = dict(zip(names, threads.map(replaced, names), strict=True))
+    assert sorted(ended.values()) == [200, *[412] * 15]
+    now = house.get(place)
+    assert [name for name in names if name in now.text] == [name for name in names if ended[name] == 200]
+    assert now.headers["etag"] != etag
 
 
 # Addresses.

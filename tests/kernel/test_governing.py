@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_os.abi.entries import Entry, Kind, Verdict
-from agent_os.abi.errors import EINVAL, ENOENT, EPOLICY, EROFS
+from agent_os.abi.errors import ECONFLICT, EINVAL, ENOENT, EPOLICY, EROFS
 from agent_os.abi.syscalls import ApplyRules, List, Read, Rules, Status, Watch
 from agent_os.client.wire import Client
 from agent_os.drivers.store.sqlite import SqliteStore
@@ -125,6 +125,34 @@ def test_an_organisations_rules_stand_above_the_operators(tmp_path: Path) -> Non
 
 
 # Changes.
+
+
+def test_of_changes_that_replace_the_same_rules_one_is_made_and_a_file_written_just_now_counts(tmp_path: Path) -> None:
+    async def test(kernel: Kernel, client: Client) -> None:
+        home = tmp_path / "home"
+
+        def in_force() -> str:
+            return kernel.authority.policies.current.policy.digest.hex()
+
+        def applied(name: str, replaces: str) -> Awaitable[Any]:
+            return kernel.governing.apply((HEAD + rule().replace("the-rule", name)).encode(), "test", replaces)
+
+        names = [f"by-{letter}" for letter in "abcdefgh"]
+        ended = await asyncio.gather(*[applied(name, in_force()) for name in names], return_exceptions=True)
+        assert [one.code for one in ended if isinstance(one, ECONFLICT)] == ["policy.changed"] * 7
+        text = (home / "policy.toml").read_text()
+        [winner] = [name for name, one in zip(names, ended, strict=True) if not isinstance(one, Exception)]
+        assert [name for name in names if name in text] == [winner]
+        assert len(told(kernel, Kind.POLICY_LOAD)) == 2  # with the one at boot
+        read = in_force()
+        written(home, HEAD + rule().replace("the-rule", "by-hand"))
+        with pytest.raises(ECONFLICT):
+            await applied("by-late", read)
+        assert "by-hand" in (home / "policy.toml").read_text()
+        await applied("by-late", in_force())
+        assert "by-late" in (home / "policy.toml").read_text()
+
+    with_kernel(tmp_path / "home", test)
 
 
 def test_a_changed_file_is_noticed_and_a_broken_one_leaves_the_old_in_force(tmp_path: Path) -> None:

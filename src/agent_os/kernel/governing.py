@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import msgspec
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
-from agent_os.abi.errors import EBUSY, EINVAL, ENOENT, EPOLICY, ESRCH, AgentOSError
+from agent_os.abi.errors import EBUSY, ECONFLICT, EINVAL, ENOENT, EPOLICY, ESRCH, AgentOSError
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put
 from agent_os.kernel import hiding
@@ -134,9 +134,23 @@ class Governing:
         home = self._kernel.home
         return tuple(map(_print, [self._organisation, *([home / OPERATOR] if home else [])]))
 
-    async def reload(self, by: str) -> Policy:
-        """The files as they are now. EINVAL: they cannot be understood, and the old ones stay in force."""
+    @asynccontextmanager
+    async def _changing(self, replaces: str | None) -> AsyncGenerator[None]:
+        """One at a time. ECONFLICT: the rules in force, with what somebody has just written into the files, are not
+        those with the digest `replaces`, which the caller has looked at."""
         async with self._one_at_a_time:
+            if replaces is not None and self._look() != self._seen:
+                with suppress(EINVAL):  # the old ones stay in force, with an alarm
+                    await self._renew(_BY_FILE)
+            now = self.policies.current.policy.digest.hex()
+            if replaces not in (None, now):
+                reason = "the rules in force are no longer those that these were to replace"
+                raise ECONFLICT("policy.changed", reason, hint="look at them, and decide again", digest=now)
+            yield
+
+    async def reload(self, by: str, replaces: str | None = None) -> Policy:
+        """The files as they are now. EINVAL: they cannot be understood, and the old ones stay in force."""
+        async with self._changing(replaces):
             return await self._renew(by)
 
     async def _renew(self, by: str) -> Policy:
@@ -166,17 +180,17 @@ class Governing:
         await self._close_forbidden(earlier)
         return policy
 
-    async def apply(self, data: bytes, by: str) -> Policy:
+    async def apply(self, data: bytes, by: str, replaces: str | None = None) -> Policy:
         """Put new rules in the place of the operator's own, if they can be understood; then they are in force."""
-        async with self._one_at_a_time:
+        async with self._changing(replaces):
             await asyncio.to_thread(self._try, data)
             await asyncio.to_thread(placing.put, self.target, data, self._in_force())
             return await self._renew(by)
 
-    async def roll_back(self, by: str) -> Policy:
+    async def roll_back(self, by: str, replaces: str | None = None) -> Policy:
         """The operator's rules before the newest ones; twice is as if nothing had been. After a change that could not
         be understood, those are the ones in force."""
-        async with self._one_at_a_time:
+        async with self._changing(replaces):
             good = self._in_force()
             if self.alarm:
                 await asyncio.to_thread(placing.put, self.target, good, good)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from agent_os.abi import syscalls as abi
-from agent_os.abi.errors import ECONFLICT, EINVAL, EMSGSIZE, ESRCH
+from agent_os.abi.errors import EINVAL, EMSGSIZE, ESRCH
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.kernel import works
 from agent_os.kernel.authority.policy.findings import effective
@@ -86,22 +86,19 @@ def _rules(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
 def _apply(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     request = cast("abi.ApplyRules", asked.request)
-    back = request.back
+    back, replaces = request.back, request.digest
 
     async def do() -> Done:
         data = await _sent(asked.stream)
         if back and data is not None:
             raise EINVAL("policy.both", "the rules before, or new ones: not both at once")
         before = kernel.authority.policies.current.policy.digest
-        if request.digest is not None and request.digest != before.hex():
-            reason = "the rules in force are no longer those that these were to replace"
-            raise ECONFLICT("policy.changed", reason, hint="look at them, and decide again", digest=before.hex())
         if back:
-            policy = await kernel.governing.roll_back(caller.id)
+            policy = await kernel.governing.roll_back(caller.id, replaces)
         elif data is not None:
-            policy = await kernel.governing.apply(data, caller.id)
+            policy = await kernel.governing.apply(data, caller.id, replaces)
         else:
-            policy = await kernel.governing.reload(caller.id)
+            policy = await kernel.governing.reload(caller.id, replaces)
         return Done({**summary(kernel), **about(policy), "changed": policy.digest != before})
 
     return Act(do, can_stop=False)  # it is in force or not, whoever still listens
