@@ -34,6 +34,12 @@ def _dispositions() -> list[Any]:
     return [*heard, signal.pthread_sigmask(signal.SIG_BLOCK, ())]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first: when a worker runs out of files, the others have only quick ones left."""
+    long = {item.path for item in items if item.get_closest_marker("integration")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:
     if not _REPORT:
         return
