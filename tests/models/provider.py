@@ -98,7 +98,7 @@ class Seen:
     headers: dict[str, str]
     body: Any
     raw: bytes
-    gone: threading.Event = field(default_factory=threading.Event)  # its connection was lost before the answer ended
+    gone: threading.Event = field(default_factory=threading.Event)  # no connection any more
     at: float = 0.0
 
 
@@ -293,7 +293,9 @@ class _Answering:
     async def give(self, step: Step) -> bool:
         if isinstance(step, Raw):
             self._writer.write(step.data)
-            await self._writer.drain()
+            self._writer.close()
+            await self._writer.wait_closed()
+            self._seen.gone.set()
             return False
         if step.first_s:
             await self._silence(step.first_s)

@@ -433,6 +433,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(make: Make, m
     async def work() -> None:
         with pytest.raises(ModelFault):
             await anext(provider.stream(request(), KEY))
+        assert await asyncio.to_thread(mock.seen[-1].gone.wait, 5)
         async for _ in provider.stream(request(), KEY):
             pass
 
