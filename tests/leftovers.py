@@ -110,7 +110,10 @@ def descriptors() -> dict[int, str]:
     return found
 
 
-def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+PATIENCE = 30  # seconds: a safety limit, never a measure
+
+
+def becomes_true(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     """Whether a condition holds before the time is up; asked again and again, because nobody announces it."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -104,7 +104,7 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
     operator = Operator(Machine(tmp_path))
     yield operator
     operator.close()
-    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - known, 5)
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - known)
 
 
 def sleepers() -> list[int]:
@@ -172,7 +172,7 @@ def test_a_kernel_that_was_killed_takes_its_agents_along_and_is_forgotten(operat
     os.kill(operator.machine.kernel, signal.SIGKILL)
     assert run.end() == 137
     assert "the kernel has ended" in run.err[0]
-    assert leftovers.becomes_true(lambda: sleepers() == [], 5)
+    assert leftovers.becomes_true(lambda: sleepers() == [])
     assert socket.exists()  # nobody was there to remove it
     assert operator.listed() == {}
     assert "made" in operator.ctl("diff", run.name).stdout  # the next kernel finds everything in order
@@ -195,7 +195,7 @@ def test_a_kernel_that_stands_still_is_told_with_the_way_out(operator: Operator)
 
 def test_a_killed_agent_leaves_no_process(operator: Operator) -> None:
     run = operator.start(STUBBORN)
-    assert leftovers.becomes_true(lambda: len(sleepers()) >= 2, 10)
+    assert leftovers.becomes_true(lambda: len(sleepers()) >= 2)
     done = operator.ctl("kill", run.name)
     assert sleepers() == []
     number = int(done.stdout.split("(")[1].split()[0])
@@ -210,7 +210,7 @@ def test_a_killed_agent_leaves_no_process(operator: Operator) -> None:
 
 def test_a_paused_agent_can_be_killed(operator: Operator) -> None:
     run = operator.start(STUBBORN)
-    assert leftovers.becomes_true(lambda: len(sleepers()) >= 2, 10)
+    assert leftovers.becomes_true(lambda: len(sleepers()) >= 2)
     operator.ctl("pause", run.name)
     value = json.loads(operator.ctl("kill", run.name, "-o", "json").stdout)
     assert sleepers() == []
@@ -272,7 +272,7 @@ def test_a_survivor_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_a_paused_agent_stands_still_until_it_is_resumed(operator: Operator) -> None:
     run = operator.start(TICKER)
     assert operator.ctl("pause", run.name).stdout == f"paused  {run.name}\n"
-    assert leftovers.becomes_true(lambda: not advances(run, 0.2), 5)  # what was in the pipe is through
+    assert leftovers.becomes_true(lambda: not advances(run, 0.2))  # what was in the pipe is through
     assert not advances(run, 0.5)
     assert operator.listed()[run.name]["state"] == "paused"
     assert "(it was)" in operator.ctl("pause", run.name).stdout

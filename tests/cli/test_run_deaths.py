@@ -52,7 +52,7 @@ def test_when_agentctl_itself_is_killed_nothing_survives_and_the_next_run_tidies
         assert len(set(leftovers.processes()) - others) >= 6
         process.kill()
         process.wait()
-        gone = leftovers.becomes_true(lambda: set(leftovers.processes()) <= others, 1.0)
+        gone = leftovers.becomes_true(lambda: set(leftovers.processes()) <= others)
         assert gone, {pid: text for pid, text in leftovers.processes().items() if pid not in others}
     (kept,) = machine.workspaces()
     assert machine.run("true").code == 0
@@ -91,7 +91,7 @@ def orphaned(command: list[str], until: Callable[[], bool]) -> None:
     subprocess.run(
         [sys.executable, "-c", "import subprocess, sys; subprocess.Popen(sys.argv[1:])", *command], check=True
     )
-    assert leftovers.becomes_true(until, 5)
+    assert leftovers.becomes_true(until)
 
 
 def test_an_orphan_is_still_found(machine: Machine) -> None:

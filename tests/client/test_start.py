@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     others = set(leftovers.processes())
     monkeypatch.setenv("AGENT_OS_HOME", str(tmp_path / "state"))
     yield tmp_path / "state"
-    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 5), leftovers.processes()
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others), leftovers.processes()
 
 
 def kernels() -> set[int]:
@@ -93,7 +93,7 @@ def test_a_client_that_dies_is_not_waited_for(home: Path) -> None:
         kernel = int(client.stdout.readline())
         assert kernel in kernels()
         client.kill()
-    assert leftovers.becomes_true(lambda: not kernels(), 5)
+    assert leftovers.becomes_true(lambda: not kernels())
 
 
 def test_one_that_was_started_to_stay_stays(home: Path) -> None:
@@ -195,8 +195,8 @@ def test_the_chosen_socket_is_used(home: Path, tmp_path: Path, monkeypatch: pyte
             await client.call(Status())
 
     asyncio.run(look())
-    assert leftovers.becomes_true(lambda: not elsewhere.exists(), 5)  # the kernel may see both go in either order
-    assert leftovers.becomes_true(lambda: not kernels(), 5)
+    assert leftovers.becomes_true(lambda: not elsewhere.exists())  # the kernel may see both go in either order
+    assert leftovers.becomes_true(lambda: not kernels())
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_up_in_the_foreground_ends_with_ctrl_c(home: Path) -> None:
     with subprocess.Popen([*AGENTCTL, "up"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         assert up.stdout
         assert "ok    kernel" in up.stdout.readline()
-        assert leftovers.becomes_true(lambda: len(kernels()) == 1, 5)
+        assert leftovers.becomes_true(lambda: len(kernels()) == 1)
         up.send_signal(signal.SIGINT)
         _, err = up.communicate(timeout=60)
     assert up.returncode == 0

@@ -123,7 +123,7 @@ def with_nursery(top: Path, test: Callable[[Nursery], Awaitable[None]], **env: A
         asyncio.run(main())
     finally:
         Lives.left = usual
-    assert leftovers.becomes_true(lambda: not machine.processes(), 30), machine.processes()
+    assert leftovers.becomes_true(lambda: not machine.processes()), machine.processes()
     assert leftovers.cgroups(os.getpid()) == []
     return made[0]
 

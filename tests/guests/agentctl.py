@@ -143,8 +143,8 @@ class Machine:
             return 0
 
     def nothing_is_left(self, others: set[int]) -> None:
-        """`others` are the processes that lived before. Processes may take a moment to be gone, but not a second."""
-        gone = leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 1.0)
+        """`others` are the processes that lived before. How soon the rest is gone, hostile/test_kill.py says."""
+        gone = leftovers.becomes_true(lambda: not set(leftovers.processes()) - others)
         assert gone, {pid: text for pid, text in leftovers.processes().items() if pid not in others}
         assert leftovers.cgroups(self.kernel) == []
         assert leftovers.mounts(self.top) == []

@@ -93,7 +93,7 @@ def test_the_tmp_of_a_killed_kernel_is_gone_after_the_next_run(machine: Machine)
         assert first.stdout.readline() == b"up\n"
         os.kill(machine.kernel, signal.SIGKILL)
         first.communicate(timeout=30)
-    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 2.0)
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others)
     assert list((machine.state / "tmp").glob("*/files/left"))  # the control
     machine.run("true")  # checks that nothing is left
 
@@ -125,7 +125,7 @@ def test_the_groups_of_a_killed_kernel_are_gone_after_the_next_run(machine: Mach
         assert bool(leftovers.cgroups(kernel)) == bool(hierarchies.detect().hierarchies)
         os.kill(kernel, signal.SIGKILL)
         first.communicate(timeout=30)
-    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 2.0)
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others)
     machine.run("true")
     assert leftovers.cgroups(kernel) == []
 

@@ -83,7 +83,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Generator[Desk]:
             yield made
         finally:
             made.agentctl("down")
-    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others, 30)
+    assert leftovers.becomes_true(lambda: not set(leftovers.processes()) - others)
     machine.nothing_is_left(others)
     assert sought(KEY.encode(), files_below(machine.state)) == []
 

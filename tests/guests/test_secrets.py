@@ -359,7 +359,7 @@ def test_an_agent_that_sends_the_placeholder_elsewhere_is_held(
     ]
     process = machine.start("python3", "wanders.py", flags=flags)
     try:
-        assert leftovers.becomes_true(lambda: states(machine) == ["paused"], 30)
+        assert leftovers.becomes_true(lambda: states(machine) == ["paused"])
         misuse = machine.records("secret misuse")
         assert [(one["secret"], one["what"], one["where"]) for one in misuse] == [
             ("key", "placeholder", "evil.test:80")

@@ -200,7 +200,7 @@ def test_12_a_fifo_does_not_stop_the_kernel(scene: Scene) -> None:
         os.close(upper)
         kept.diff()
         kept.commit()
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 20
         assert (kept.project / "ordinary.txt").exists()
         assert not (kept.project / "fifo").exists()
     note("12", "a FIFO in the workspace stops a kernel call")

@@ -85,7 +85,7 @@ def test_a_paused_agent_dies_at_once(way: str) -> None:
         await freezer.pause()
         began = time.monotonic()
         await process.kill()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         assert members.alive(family) == []
 
     drive(way, body)

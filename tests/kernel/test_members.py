@@ -39,7 +39,7 @@ def started(number: str, orphans: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", FAMILY, number, orphans], stdout=subprocess.PIPE)
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
-    assert leftovers.becomes_true(lambda: len(members.members(process.pid)) == 1 + 2 * int(number), 10)
+    assert leftovers.becomes_true(lambda: len(members.members(process.pid)) == 1 + 2 * int(number))
     return process
 
 
@@ -65,7 +65,7 @@ def test_a_process_that_ended_has_no_members(family: subprocess.Popen[bytes]) ->
     end(family)
     family.wait()
     assert members.members(family.pid) == []
-    assert leftovers.becomes_true(lambda: members.alive(known) == [], 5)
+    assert leftovers.becomes_true(lambda: members.alive(known) == [])
 
 
 def test_another_process_under_a_known_pid_does_not_count() -> None:
@@ -80,19 +80,19 @@ def test_stopped_processes_stand_still_and_go_on(family: subprocess.Popen[bytes]
     assert len(stopped) == 5
     assert states(family.pid) == {"T"}
     members.resume(stopped)
-    assert leftovers.becomes_true(lambda: "T" not in states(family.pid), 5)
+    assert leftovers.becomes_true(lambda: "T" not in states(family.pid))
 
 
 def test_what_was_stopped_before_stays_stopped_afterwards(family: subprocess.Popen[bytes]) -> None:
     """Somebody's suspended job inside is none of our business."""
     suspended = members.members(family.pid)[-1]
     os.kill(suspended.pid, signal.SIGSTOP)
-    assert leftovers.becomes_true(lambda: "T" in states(family.pid), 5)
+    assert leftovers.becomes_true(lambda: "T" in states(family.pid))
     stopped = members.stop(family.pid)
     assert stopped is not None
     assert suspended.pid not in {one.pid for one in stopped}
     members.resume(stopped)
-    assert leftovers.becomes_true(lambda: states(family.pid) == {"T", "S"}, 5)
+    assert leftovers.becomes_true(lambda: states(family.pid) == {"T", "S"})
 
 
 def test_processes_that_keep_forking_are_held_too() -> None:
@@ -148,7 +148,7 @@ def test_who_cannot_be_seen_is_not_taken_for_stopped(tmp_path: Path, code: str) 
         assert parent.stdout
         assert parent.stdout.readline() == b"ready\n"
         try:
-            assert leftovers.becomes_true(lambda: ticks.stat().st_size > 5, 5)
+            assert leftovers.becomes_true(lambda: ticks.stat().st_size > 5)
             stopped = members.stop(parent.pid, seconds=2)
             size = ticks.stat().st_size
             moved = leftovers.becomes_true(lambda: ticks.stat().st_size > size, 0.3)
@@ -157,11 +157,11 @@ def test_who_cannot_be_seen_is_not_taken_for_stopped(tmp_path: Path, code: str) 
                 assert stopped
             if stopped:
                 members.resume(stopped)
-                assert leftovers.becomes_true(lambda: ticks.stat().st_size > size, 5)
+                assert leftovers.becomes_true(lambda: ticks.stat().st_size > size)
         finally:
             signal.pidfd_send_signal(parent_fd := os.pidfd_open(parent.pid), signal.SIGSTOP)  # nobody is born meanwhile
             os.close(parent_fd)
-            leftovers.becomes_true(lambda: not _killed(parent.pid), 5)
+            leftovers.becomes_true(lambda: not _killed(parent.pid))
             parent.kill()
 
 

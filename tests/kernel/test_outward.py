@@ -544,7 +544,7 @@ def test_a_lock_down_closes_connections_before_it_waits_for_what_cannot_be_stopp
                 rules = [rule("forbid", "file:/work/**:write", id="f"), rule("forbid", "http:*:*", id="h")]
                 text = f'version = 1\ndefault = "capability"\nmode = "enforce"\n{"".join(rules)}'
                 applying = asyncio.create_task(here.kernel.governing.apply(text.encode(), "local:0"))
-                assert await asyncio.wait_for(reader.read(), 2) == b""
+                assert await asyncio.wait_for(reader.read(), 20) == b""
                 assert not walk.done()
                 assert not applying.done()
                 busy.set()

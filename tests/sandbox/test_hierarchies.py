@@ -126,7 +126,7 @@ def test_we_move_into_a_leaf_only_where_all_processes_are_ours(alone: bool) -> N
     finally:
         other.kill()
         other.wait()
-        leftovers.becomes_true(lambda: not (scope / "cgroup.procs").read_text(), 1.0)
+        leftovers.becomes_true(lambda: not (scope / "cgroup.procs").read_text())
         scope.rmdir()  # which it could not be with a leaf left in it
     before, moved, during, after = done.stdout.splitlines()
     assert before == after == f"/{scope.name}"

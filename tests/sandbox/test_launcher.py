@@ -58,7 +58,7 @@ async def the_spare() -> int:
 async def kill_spare() -> None:
     spare = await the_spare()
     os.kill(spare, signal.SIGKILL)
-    assert leftovers.becomes_true(lambda: not Path(f"/proc/{spare}").exists(), 5)
+    assert leftovers.becomes_true(lambda: not Path(f"/proc/{spare}").exists())
 
 
 def pid_of(process: Process) -> int:
@@ -114,7 +114,7 @@ def test_a_spare_holds_no_descriptor_but_its_order_socket() -> None:
         spare = await the_spare()
         # its streams, and the root that it builds, by O_PATH
         wanted = ["/dev/null"] * 3 + ["/sys/root", "socket"]
-        assert leftovers.becomes_true(lambda: _descriptors(spare) == wanted, 5), _descriptors(spare)
+        assert leftovers.becomes_true(lambda: _descriptors(spare) == wanted), _descriptors(spare)
         await end(process)
 
     agents.drive(body)

@@ -30,7 +30,7 @@ def nothing_left(act: Callable[[], Awaitable[None]]) -> None:
     gc.collect()  # what an earlier test forgot must not vanish between the two counts
     before = counted()
     asyncio.run(asyncio.wait_for(act(), SECONDS))
-    gone = leftovers.becomes_true(lambda: counted()["processes"] == before["processes"], 1.0)
+    gone = leftovers.becomes_true(lambda: counted()["processes"] == before["processes"])
     assert gone, leftovers.processes()
     assert counted() == before
 
@@ -158,7 +158,7 @@ def test_a_child_step_that_fails_is_named_and_leaves_nothing_and_others_go_on(st
                 with pytest.raises(SandboxError) as caught:
                     await spawn(failing, "true", name=attempt)
                 assert (caught.value.word, caught.value.step, caught.value.errno) == ("setup", step, errno.EIO)
-                assert leftovers.becomes_true(lambda: counted() == before, 1.0), (counted(), before)
+                assert leftovers.becomes_true(lambda: counted() == before), (counted(), before)
             await works(sound)
         finally:
             await failing.close()
@@ -175,7 +175,7 @@ def test_a_command_that_cannot_be_executed_is_named_and_leaves_nothing() -> None
             with pytest.raises(SandboxError) as caught:
                 await spawn(launcher, "/no/such/program")
             assert (caught.value.step, caught.value.errno) == ("exec", errno.ENOENT)
-            assert leftovers.becomes_true(lambda: counted() == before, 1.0), (counted(), before)
+            assert leftovers.becomes_true(lambda: counted() == before), (counted(), before)
             await works(launcher)
         finally:
             await launcher.close()

@@ -245,7 +245,7 @@ def test_a_killed_agent_has_no_call_under_way(tmp_path: Path) -> None:
         second = await one.open()  # which waits: there is one slot
         await one.until(lambda: len(one.kernel.models.places()) == 1)
         one.context.signals.signal(AgentSignal.SIGKILL)
-        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 1)
+        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 8)
         assert one.kernel.models.places() == []
         for reader, writer in (first, second):
             await asyncio.wait_for(reader.read(), 10)

@@ -161,22 +161,21 @@ def test_a_call_with_a_deadline_is_ended_and_paid(tmp_path: Path) -> None:
             await one.agent().think(asked(deadline_ms=1000))
         assert late.value.code == "timeout"
         assert one.spent()["tokens"] > 0
-        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 2)
+        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 10)
 
     bench(tmp_path, work)
 
 
 def test_a_deadline_that_passed_in_the_queue_costs_nothing(tmp_path: Path) -> None:
     async def work(one: Bench) -> None:
-        agent, loop = one.agent(), asyncio.get_running_loop()
-        one.mock.then(Say("slow", first_s=1.0))
+        agent = one.agent()
+        one.mock.then(Say("slow", first_s=3.0))
         first = asyncio.create_task(agent.think(asked()))
         while not one.mock.seen:
             await asyncio.sleep(0.01)
-        began = loop.time()
         with pytest.raises(ETIMEDOUT):
             await agent.think(asked(deadline_ms=100))
-        assert loop.time() - began < 0.8
+        assert not first.done(), "it did not wait for its turn"
         await first
         assert len(one.mock.seen) == 1
 
@@ -235,7 +234,7 @@ def test_a_call_that_is_given_up_closes_its_connection_and_pays_what_came(tmp_pa
         await one.until(lambda: bool(one.mock.seen))
         await asyncio.sleep(0.2)
         call.cancel()
-        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 1)
+        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 8)
         await one.until(lambda: one.held() == {} and bool(one.spent()))
         assert 0 < one.spent()["tokens"] < 1000
 
@@ -249,7 +248,7 @@ def test_a_killed_agent_sends_nothing_any_more(tmp_path: Path) -> None:
         calls = [asyncio.create_task(agent.think(asked(str(number)))) for number in range(5)]
         await one.until(lambda: bool(one.mock.seen))
         agent.signals.signal(AgentSignal.SIGKILL)
-        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 0.5)
+        assert await asyncio.to_thread(one.mock.seen[0].gone.wait, 8)
         await asyncio.gather(*calls, return_exceptions=True)
         assert len(one.mock.seen) == 1
         assert one.kernel.models.places() == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -423,16 +424,24 @@ def test_a_page_has_a_bound_whatever_is_asked_for_and_says_that_there_is_more(tr
     assert found == names
 
 
-def test_a_page_of_a_full_directory_takes_little_of_everybodys_time(trees: Any) -> None:
-    for number in range(9_999):
-        trees.prepare(Write(path=f"{W}/e{number}", data="x")).do()
-    act = trees.prepare(List(path=W, max=10_000))
+def cost(what: Callable[[], object]) -> float:
+    """Of the processor, at its best: others use this machine."""
     took: list[float] = []
     for _ in range(10):
         began = time.process_time()
-        act.do()
+        what()
         took.append(time.process_time() - began)
-    assert min(took) < 0.006
+    return min(took)
+
+
+def test_a_page_of_a_full_directory_costs_about_a_sort_of_its_names(trees: Any) -> None:
+    """Everybody waits meanwhile. Whoever describes all ten thousand pays ten times that."""
+    names = [f"e{number}" for number in range(9_999)]
+    for name in names:
+        trees.prepare(Write(path=f"{W}/{name}", data="x")).do()
+    shuffled = list(set(names))
+    page, sort = cost(trees.prepare(List(path=W, max=10_000)).do), cost(lambda: sorted(shuffled))
+    assert page < 5 * sort, f"{page / sort:.1f} times a sort"
 
 
 def test_an_agent_that_is_over_keeps_no_directory(trees: Any, work: Path) -> None:
