@@ -435,7 +435,7 @@ def cost(what: Callable[[], object]) -> float:
 
 
 def test_a_page_of_a_full_directory_costs_about_a_sort_of_its_names(trees: Any) -> None:
-    """Everybody waits meanwhile. Whoever describes all ten thousand pays ten times that."""
+    """Everybody waits meanwhile. Whoever describes all ten thousand pays twenty times that."""
     names = [f"e{number}" for number in range(9_999)]
     for name in names:
         trees.prepare(Write(path=f"{W}/{name}", data="x")).do()
