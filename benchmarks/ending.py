@@ -1,4 +1,4 @@
-"""How long it takes to end or to freeze an agent: idle, busy, with a hundred descendants, frozen.
+"""How long it takes to end or to freeze an agent: idle, busy, with a hundred descendants, forking all it may, frozen.
 
 "Gone" is when Linux has reported the end of the agent's pid 1, which it does after everything in its namespace is gone.
 """
@@ -16,13 +16,16 @@ ROUNDS = 40
 SAY = "import os, signal; os.write(1, b'.'); "
 BUSY = SAY + "\nwhile True: pass"
 FAMILY = "import os, signal\nfor _ in range(100):\n  if os.fork() == 0: signal.pause()\n" + SAY + "signal.pause()"
+STORM = SAY + "\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+SLOW = {FAMILY, STORM}  # to start
 
 
 async def run(report: Report, long: bool) -> None:
     base = report.add(Series("kill of a plain process (sleep), to reaped", "ms", [plain_kill() for _ in range(ROUNDS)]))
     async with agents.launcher() as launcher:
         cases = {"an idle agent": SAY + "signal.pause()", "a busy agent": BUSY, "an agent with 100 descendants": FAMILY}
-        killed = {what: report.add(await kills(launcher, what, code)) for what, code in cases.items()}
+        fatal = cases | {"a fork storm of 128 processes": STORM}
+        killed = {what: report.add(await kills(launcher, what, code)) for what, code in fatal.items()}
         await freezing(report, launcher, cases)
     report.ratio("kill of an idle agent / kill of a plain process", killed["an idle agent"], base)
     worst = max(one.p95 for one in killed.values())
@@ -31,7 +34,7 @@ async def run(report: Report, long: bool) -> None:
 
 async def kills(launcher: Launcher, what: str, code: str, frozen: bool = False) -> Series:
     series = Series(f"kill of {what}", "ms")
-    for _ in range(ROUNDS if code != FAMILY else 15):
+    for _ in range(15 if code in SLOW else ROUNDS):
         process = await started(launcher, code)
         if frozen:
             await process.freeze()

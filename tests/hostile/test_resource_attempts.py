@@ -88,13 +88,13 @@ def test_88_a_limit_that_is_too_small_to_start_with_is_told_as_that() -> None:
 )
 def test_89_90_a_workspace_does_not_outgrow_its_disk_limit(machine: Machine, number: str, what: str, code: str) -> None:
     times = {"blocks": 40, "directories": 8_000, "empty files": 20_000}[what]
-    fill = f"import os, time\nfor n in range({times}): {code}\nprint('done', flush=True); time.sleep(20)"
-    ran = machine.run(ordinary.python(), "-Ic", fill, flags=["--discard", "--timeout", "10s", "--limit", "disk_mb=16"])
+    fill = f"import os, time\nfor n in range({times}): {code}\nprint('done', flush=True); time.sleep(200)"
+    ran = machine.run(ordinary.python(), "-Ic", fill, flags=["--discard", "--limit", "disk_mb=16"])
     assert "outgrew its disk limit" in ran.err
     outside = machine.top / "outside"
     outside.mkdir()
     done = subprocess.run(
-        [ordinary.python(), "-Ic", fill.replace("time.sleep(20)", "")], cwd=outside, capture_output=True, text=True
+        [ordinary.python(), "-Ic", fill.replace("time.sleep(200)", "")], cwd=outside, capture_output=True, text=True
     )
     assert done.stdout == "done\n"
     note(number, f"a workspace filled with {what} beyond its disk limit")
@@ -106,7 +106,7 @@ def test_89_sparse_files_cost_the_kernel_no_more_than_their_author(machine: Mach
     ran = machine.run(ordinary.python(), "-Ic", make, flags=["--discard"])
     took = time.monotonic() - began
     assert ran.code == 0
-    assert took < 10
+    assert took < 60
     # the control: who reads such files, as a diff with hashes would, does not come far in that time
     read = "import hashlib, time\nsize, hash, end = 0, hashlib.sha256(), time.monotonic() + 1\n"
     read += "file = open('s0', 'rb', 0)\nwhile time.monotonic() < end: data = file.read(1 << 20); hash.update(data); "
@@ -168,7 +168,7 @@ def _peak_of_a_hoarder() -> int:
 @pytest.mark.parametrize("reader", ["fast", "slow"])
 def test_94_agentctl_does_not_grow_with_its_guests_output(machine: Machine, reader: str) -> None:
     size = 512 * MB if reader == "fast" else 64 * MB
-    flags = ["-q"] if reader == "fast" else ["-q", "--timeout", "3s"]
+    flags = ["-q"] if reader == "fast" else ["-q", "--timeout", "10s"]
     running = machine.start("head", "-c", str(size), "/dev/zero", flags=flags)
     assert running.stdout is not None
     peak = 0
@@ -308,9 +308,9 @@ def test_89_what_fills_the_disk_cannot_hide(machine: Machine, number: str, trick
     fill = f"import os, time\nplace, keep, held = '.', 1, []\n{before}\nfor n in range(60):\n"
     fill += " held.append(open(f'{place}/x{n}', 'wb', 0)); keep or os.unlink(held[-1].name)\n"
     fill += " held[-1].write(os.urandom(1 << 20))\n"
-    stay = "print('done', flush=True); time.sleep(20)"
+    stay = "print('done', flush=True); time.sleep(200)"
     limits = ["--limit", "disk_mb=16", "--limit", "tmp_mb=16"]
-    ran = machine.run(ordinary.python(), "-Ic", fill + stay, flags=["--discard", "--timeout", "8s", *limits])
+    ran = machine.run(ordinary.python(), "-Ic", fill + stay, flags=["--discard", *limits])
     assert f"its {'/tmp outgrew its' if '/tmp' in before else 'workspace outgrew its disk'} limit of 16 MB" in ran.err
     with ordinary.folder() as top:
         ordinary.run("import os; os.mkdir('work'); os.mkdir('tmp')", cwd=top)
@@ -335,9 +335,9 @@ def test_89_more_levels_than_descriptors_are_not_overlooked() -> None:
 def test_89_one_deleted_file_that_grows_meets_the_limit(machine: Machine) -> None:
     """The same within one file, which has a bound of its own only beyond the limit."""
     grow = "import os, time\nfile = open('/tmp/x', 'wb', 0); os.unlink('/tmp/x')\n"
-    grow += "for n in range(60): file.write(os.urandom(1 << 20))\nprint('done', flush=True); time.sleep(20)"
-    held = machine.run(ordinary.python(), "-Ic", grow, flags=["--discard", "--timeout", "8s", "--limit", "tmp_mb=16"])
+    grow += "for n in range(60): file.write(os.urandom(1 << 20))\nprint('done', flush=True); time.sleep(200)"
+    held = machine.run(ordinary.python(), "-Ic", grow, flags=["--discard", "--limit", "tmp_mb=16"])
     assert "its /tmp outgrew its limit of 16 MB (more: --limit tmp_mb=32)" in held.err
-    control = machine.run(ordinary.python(), "-Ic", grow.replace("; time.sleep(20)", ""), flags=["--discard"])
+    control = machine.run(ordinary.python(), "-Ic", grow.replace("; time.sleep(200)", ""), flags=["--discard"])
     assert (control.code, control.lines) == (0, ["done"])
     note("89l", "60 MB in one deleted file with a limit of 16 MB")

@@ -186,6 +186,7 @@ def test_npms_reference_server_is_a_guest_whose_tools_agents_call(tmp_path: Path
             await kernel.guests.start({"argv": ["/bin/true"], "workspace": "tmpfs"}, name="mcp-all")
         assert not kernel.guests.busy, "a server alone keeps no kernel up"
         await client.call(abi.Tell(agent="mcp-all", signal=4))
+        await until(lambda: agent.exit is not None)  # who calls while it dies is told that it closed
         assert await called(client, "mcp.all.echo", message="again") == "Echo: again", "it is started anew"
         await client.call(abi.Mcp(do="remove", name="all"))
         assert kernel.table.find("mcp-all").exit
