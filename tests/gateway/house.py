@@ -31,7 +31,10 @@ class House:
         self.gateway = self.ask(Gateway(do="start", port=0, limits=self._limits))["gateway"]
         self.url: str = self.gateway["url"]
         self.host = self.url.removeprefix("http://")
-        self.http = httpx2.Client(base_url=self.url, timeout=SECONDS, trust_env=False)
+        self.http = self.client()
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=SECONDS, trust_env=False)
 
     def ask(self, request: Body) -> Any:
         async def asked() -> Any:

@@ -92,6 +92,8 @@ def test_nobody_is_kept_out_by_those_who_ask_nothing(house: House) -> None:
             stack.enter_context(dial(house, b"GET / HTTP/1.1\r\n"))
             stack.enter_context(dial(house, upload(house, "Transfer-Encoding: chunked") + b"1\r\n"))
         began = time.monotonic()
+        house.http.close()  # whose old line was idle, and may have been the first to go
+        house.http = house.client()
         assert house.get("status").status_code == 200
         assert time.monotonic() - began < 2, "before any of them had to go for being late"
 
