@@ -143,7 +143,7 @@ class Machine:
             return 0
 
     def nothing_is_left(self, others: set[int]) -> None:
-        """`others` are the processes that lived before. How soon the rest is gone, hostile/test_kill.py says."""
+        """`others` are the processes that lived before. How soon the rest is gone, `make bench ARGS=ending` says."""
         gone = leftovers.becomes_true(lambda: not set(leftovers.processes()) - others)
         assert gone, {pid: text for pid, text in leftovers.processes().items() if pid not in others}
         assert leftovers.cgroups(self.kernel) == []

@@ -36,7 +36,7 @@ from kernel.serving import Caller, serving
 from peer import Peer, greeted, until, with_kernel
 
 pytestmark = pytest.mark.hostile
-STALL = 2.0  # seconds that one call may take at most; what these tests are about took up to a minute
+STALL = 1.0  # seconds that one call may take at most; what these tests are about took up to a minute
 
 # An agent that speaks the wire itself, before our own userland does.
 _WIRE = """

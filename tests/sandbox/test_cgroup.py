@@ -304,7 +304,7 @@ def test_what_a_killed_kernel_leaves_is_swept_in_every_hierarchy() -> None:
 
 
 def test_making_the_groups_of_an_agent_is_cheap() -> None:
-    """Whoever waits for all CPUs at each step pays tens of milliseconds. The figure is the benchmarks' business."""
+    """Generous, for busy machines; the figure itself is the benchmarks' business."""
     times: list[float] = []
     for number in range(30):
         began = time.perf_counter()
@@ -312,4 +312,4 @@ def test_making_the_groups_of_an_agent_is_cheap() -> None:
         group.apply(Limits())
         times.append(time.perf_counter() - began)
         group.remove()
-    assert min(times) < 0.05
+    assert min(times) < 0.01

@@ -770,7 +770,7 @@ def test_a_flood_of_one_agent_leaves_another_agent_served() -> None:
     async def scenario() -> None:
         async with (
             server(OK) as site,
-            proxy(limits=Limits(connections=50)) as noisy,
+            proxy(limits=Limits(connections=50, header_seconds=600)) as noisy,  # it does not end by itself
             proxy(f"127.0.0.1:{site.port}") as quiet,
         ):
             held = [await asyncio.open_connection("127.0.0.1", noisy.port) for _ in range(300)]

@@ -408,6 +408,6 @@ def test_a_killed_agent_is_noticed_within_100_ms_and_nobody_looks_for_it(tmp_pat
             await asyncio.shield(exited)
             took.append(time.monotonic() - began)
             await yard.over(name)
-        assert min(took) < 0.1, took  # what this can do is what it did once: others use the machine
+        assert sorted(took)[1] < 0.1, took  # twice is no chance; others use the machine
 
     drive(tmp_path, body)
