@@ -1,10 +1,10 @@
 """What an agent holds from its first moment: its mounts, its parent's share, and nothing of who had its name before."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EACCES, EINVAL, EPERM
 from agent_os.abi.states import ExitClass

@@ -12,8 +12,9 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from msgspec import Struct
 
 from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EACCES, EBUSY, EINVAL, EIO, EMSGSIZE, ENOENT, ESRCH, AgentOSError
@@ -39,8 +40,7 @@ _BY_CLIENT = (signal.SIGTERM, signal.SIGKILL)
 _LONGEST_TOLD = 80  # bytes of a command, to whoever looks on
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     seconds: float | None

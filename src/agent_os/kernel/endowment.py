@@ -7,8 +7,9 @@ held: whoever takes the handle back takes the mount back, and with it the proces
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL, EPERM
 from agent_os.drivers.store import Put

@@ -7,10 +7,10 @@ message, a prompt or another entry is found by `left` where it is the same bytes
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.abi.doors import Memory
 from agent_os.abi.entries import Entry, Kind
@@ -30,8 +30,7 @@ _READ, _WRITE, _OPEN, _EXEC, _SHARE = (
 _MEMORY = BY_REQUEST[Memory].number
 
 
-@dataclass
-class Traces:
+class Traces(Struct):
     seqs: list[int] = field(default_factory=list[int])
     digests: set[bytes] = field(default_factory=set[bytes])
     agents: set[str] = field(default_factory=set[str])  # whose record they are

@@ -7,12 +7,12 @@ that cannot be understood change nothing but the alarm. Decides about no call: t
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -375,7 +375,9 @@ class Governing:
         own = self.policies.own(agent.id)
         if not any(file.tried for file in own):
             return []
-        enforced = Policy([replace(file, mode=Mode.STRICT, tried=False) for file in own], self.policies.current.policy)
+        enforced = Policy(
+            [dataclasses.replace(file, mode=Mode.STRICT, tried=False) for file in own], self.policies.current.policy
+        )
         covered, found = set(self.covers(agent.id, order)), list[Tried]()
         for one in _covers(enforced, agent.parties, self._places(as_file(agent.id), order), order):
             action, path = _ACTIONS[one.how], _in_work(one.path, order)
@@ -520,7 +522,11 @@ def _restricted(policy: Policy) -> list[Pattern]:
 
 def _protected(others: OtherNames, change: Change) -> Change:
     """By what a link calls it, as well."""
-    return replace(change, protected=True) if not change.protected and others.is_protected(change.path) else change
+    return (
+        dataclasses.replace(change, protected=True)
+        if not change.protected and others.is_protected(change.path)
+        else change
+    )
 
 
 def _judged(policy: Policy, parties: Sequence[Party], others: OtherNames, change: Change) -> Change:
@@ -537,7 +543,7 @@ def _judged(policy: Policy, parties: Sequence[Party], others: OtherNames, change
     if decision.effect is Effect.FORBID:
         where = f" ({decision.where})" if decision.where else ""
         rule = f"the rule {decision.rule.id!r}{where}: " if decision.rule else ""
-        return replace(change, refused=f"{rule}{decision.reason}")
+        return dataclasses.replace(change, refused=f"{rule}{decision.reason}")
     asks = decision.effect is Effect.ASK
     turns = change.type == "symlink" and change.kind != "delete" and others.would_gain(change.path)
-    return _protected(others, replace(change, protected=change.protected or asks or turns))
+    return _protected(others, dataclasses.replace(change, protected=change.protected or asks or turns))

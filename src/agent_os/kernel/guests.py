@@ -12,10 +12,11 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EBUSY, EINVAL, EISOLATION, ESRCH, AgentOSError

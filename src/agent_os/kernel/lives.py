@@ -12,9 +12,10 @@ import socket
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind

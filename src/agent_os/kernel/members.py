@@ -15,7 +15,8 @@ import signal
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _DEAD = "ZX"
@@ -23,8 +24,7 @@ _STOPPED = "Tt"
 _WAITS = "D"  # in a system call that no signal interrupts; whoever has a SIGSTOP waiting goes no further than its end
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     pid: int
     started: int  # clock ticks; with the pid it names one process for ever
     parent: int

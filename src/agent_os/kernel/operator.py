@@ -9,10 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from agent_os import __version__
 from agent_os.abi import syscalls as abi

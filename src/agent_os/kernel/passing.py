@@ -6,7 +6,6 @@ Data and small pure questions about it. `gate.py` moves it from step to step; no
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct, field
 
@@ -25,8 +24,7 @@ QUARANTINE = "quarantine"  # the bucket: who may not run, and why
 log = logging.getLogger("agent_os.gate")
 
 
-@dataclass
-class Steps:
+class Steps(Struct):
     """Steps 3 to 6, each a part of its own."""
 
     policy: PolicyStep

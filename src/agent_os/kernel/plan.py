@@ -6,10 +6,12 @@ Reads the file system; starts, mounts and records nothing.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel import guest
@@ -29,8 +31,7 @@ _MOST_NAMED = 5  # covered files
 _NO_SCRIPT = re.compile(r"-[A-Za-z]*[cm]")  # -c, -Ic, -lc, -m: what follows is no file
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Struct, frozen=True):
     argv: tuple[str, ...]
     cwd: Path
     project: Path | None  # None: an empty workspace in memory
@@ -81,8 +82,7 @@ class Order:
         return (*(route.host for route in self.routes), *self.models.hosts)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """What a run needs to know of the machine it is on."""
 
     state: Path
@@ -116,8 +116,7 @@ def title(argv: Sequence[str]) -> str:
     return words[0] if words else ""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     spec: SpawnSpec
     paths: dict[str, Path]  # the host paths behind its descriptors
     notes: tuple[str, ...]

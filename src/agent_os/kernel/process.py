@@ -5,16 +5,20 @@ workspace, proxy, uid and cgroup while it runs; on every way out nothing of them
 """
 
 import asyncio
+import dataclasses
 import errno
 import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, ENOENT, ESRCH, AgentOSError
 from agent_os.kernel import guest, members, programs
@@ -47,15 +51,13 @@ _MOST_FAILURES = 100  # told apart at the end
 _MOST_REFUSALS, _MOST_TARGETS = 10_000, 1_000  # of connections: written one by one, and told apart at the end
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     what: str
     times: int
     allow: str | None  # the flag that would allow it; None where nothing would
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(Struct, frozen=True):
     """A guest at this moment."""
 
     name: str
@@ -71,8 +73,7 @@ class Status:
     project: str | None
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     name: str
     code: int
     ending: Ending
@@ -339,14 +340,16 @@ async def start(
         try:
             before = order.origin or _earlier(order, name, host)
             if before and before.meta.mode == "copy":  # a state made without an overlay goes on without one
-                spec = replace(spec, workspace=replace(spec.workspace, mode="bind"))
+                spec = dataclasses.replace(spec, workspace=dataclasses.replace(spec.workspace, mode="bind"))
             process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, before)
         except SandboxError as problem:
             no_overlay = spec.workspace.mode == "overlay" and (problem.word == "idmap" or problem.step == "C5")
             if order.origin or order.again or not no_overlay or problem.errno == errno.ESTALE:
                 raise
             records.after(name, "no overlay", why=problem.why)
-            spec = replace(spec, workspace=replace(spec.workspace, mode="bind"), covers=_of_a_copy(spec))
+            spec = dataclasses.replace(
+                spec, workspace=dataclasses.replace(spec.workspace, mode="bind"), covers=_of_a_copy(spec)
+            )
             process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, copy=True)
     except (SandboxError, AgentOSError) as problem:
         error = explain(problem, order) if isinstance(problem, SandboxError) else problem
@@ -368,11 +371,10 @@ def _covers(spec: SpawnSpec) -> dict[str, list[str]]:
 def _of_a_copy(spec: SpawnSpec) -> list[Cover]:
     """The same paths, but other files."""
     top = f"{spec.workspace.at}/"
-    return [replace(one, device=0, inode=0) if one.path.startswith(top) else one for one in spec.covers]
+    return [dataclasses.replace(one, device=0, inode=0) if one.path.startswith(top) else one for one in spec.covers]
 
 
-@dataclass(frozen=True)
-class _Places:
+class _Places(Struct, frozen=True):
     """Where on disk its writes go, and the end of that."""
 
     tmp: Path

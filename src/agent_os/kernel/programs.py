@@ -8,9 +8,10 @@ import os
 import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EACCES, EINVAL

@@ -7,8 +7,9 @@ journal's error says so and the thing does not happen.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind, Verdict
@@ -35,8 +36,7 @@ _UNNAMED = ("net.host", "net.port", "net.address", "net.route")
 _CAPABILITY = 2  # the gate's step
 
 
-@dataclass(frozen=True)
-class Records:
+class Records(Struct, frozen=True):
     """The record of one incarnation. `isolation` is known once it runs."""
 
     journal: Journal

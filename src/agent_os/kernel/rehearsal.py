@@ -7,8 +7,9 @@ and no driver, only the record. The agent itself, if it lives, is not touched.
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Entry, Kind
@@ -29,8 +30,7 @@ _CHECKPOINT = 26
 Found = tuple[Entry, bytes | None]
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Struct, frozen=True):
     """What is rehearsed: the record of one life, from its beginning or from a checkpoint with a state."""
 
     agent: str
@@ -121,27 +121,23 @@ async def _play(kernel: "Kernel", script: Script) -> AgentOSError | None:
             await asyncio.to_thread(outcome.workspace.discard)
 
 
-@dataclass
 class _Cut:
     """Stands where a connection expects the gate: nothing is ever under way that could be cancelled."""
 
     def cancel(self, passing: object) -> None: ...
 
 
-@dataclass(eq=False)
 class _Stage:
     """What a connection has in place of a kernel: the record, and nothing that could act."""
 
-    script: Script
-    connections: set[Connection] = field(default_factory=set[Connection])
-    gate: _Cut = field(default_factory=_Cut)
-
-    def __post_init__(self) -> None:
+    def __init__(self, script: Script) -> None:
+        self.script, self.gate = script, _Cut()
+        self.connections = set[Connection]()
         self.verdict: asyncio.Future[AgentOSError | None] = asyncio.get_running_loop().create_future()
-        agent = self.script.agent
+        agent = script.agent
         self._agent = Agent(agent, "native", 0, 1, "", None, Holdings(agent))
         self._line: Connection | None = None
-        self.replay = Replay(deliveries(self.script.history), live=self._live, push=self._push, differs=self._say)
+        self.replay = Replay(deliveries(script.history), live=self._live, push=self._push, differs=self._say)
 
     async def open(self, sock: socket.socket) -> None:
         def admit(connection: Connection, hello: Hello) -> Agent:

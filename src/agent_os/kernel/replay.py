@@ -10,11 +10,10 @@ In: the agent's entries in order. Out: answers, and one word: live, or what diff
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Entry, Kind
@@ -33,8 +32,7 @@ MESSAGE = "message"  # the only key of what is recorded of a pushed message; a n
 _decode = msgspec.msgpack.Decoder().decode
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(Struct):
     """One thing that was given to the agent: the answer to a call, or a push."""
 
     seq: int

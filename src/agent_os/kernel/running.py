@@ -8,7 +8,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EPIPE
 from agent_os.kernel.authority.answers import Approval, State, news
@@ -25,8 +26,7 @@ _MOST_TOLD = 20  # of what nobody answered, told apart at the end
 _MOST_TRIED = 200  # of what rules in shadow mode would have said
 
 
-@dataclass(eq=False)
-class Follower:
+class Follower(Struct, eq=False):
     """A client at an agent, for as long as the call lasts."""
 
     stream: Stream

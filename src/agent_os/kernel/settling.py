@@ -4,7 +4,8 @@ In: the outcome of a process, and the order that it ran by. Out: the same for th
 cannot be done as ordered is kept, with the reason; nothing that an agent wrote is lost without somebody's word.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import AgentOSError
 from agent_os.abi.states import ExitClass
@@ -17,8 +18,7 @@ from agent_os.kernel.workspace import Workspace
 from agent_os.kernel.workspace.landing import Report
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """How a run ended, and what became of its changes."""
 
     outcome: Outcome

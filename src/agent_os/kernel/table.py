@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EBUSY, EEXIST, EINVAL, ESRCH, AgentOSError
 from agent_os.abi.signals import AgentSignal
@@ -98,8 +98,7 @@ class Clock:
             await self.awake.wait()
 
 
-@dataclass(eq=False)
-class Agent:
+class Agent(Struct, eq=False):
     """One row: what the kernel knows of an agent now."""
 
     id: str
@@ -189,8 +188,7 @@ class Agent:
         self.life = moved(self.life, life)
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How an incarnation ended. `code`: as returned, −n for a host signal, −1 if the kernel killed it."""
 
     exit_class: ExitClass
@@ -205,8 +203,7 @@ class Ended:
         return self.exit_class in (ExitClass.NORMAL, ExitClass.REQUESTED)
 
 
-@dataclass(eq=False, slots=True)
-class Actor:
+class Actor(Struct, eq=False):
     """Somebody at a door. Holds no handles: its role decides."""
 
     id: str  # local:1000, token:anna
@@ -241,8 +238,7 @@ class Actor:
 Caller = Agent | Actor
 
 
-@dataclass(eq=False, slots=True)
-class Claim:
+class Claim(Struct, eq=False):
     """A place that is taken by nobody yet."""
 
     parent: str

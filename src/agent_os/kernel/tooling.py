@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL, EIO, ELABEL, EPIPE, EPROTO, ETIMEDOUT, AgentOSError
@@ -54,8 +54,7 @@ _LOOKS = frozenset({"browser.screenshot", "browser.close"})  # opaque, and still
 _CLASSES: Mapping[Effect, EffectClass] = {effect: name for name, effect in EFFECTS.items()}
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(Struct, frozen=True):
     name: str
     run: Callable[[str, Params], Awaitable[Any]]  # key, parameters → result
     effect: Effect = Effect.OPAQUE

@@ -1,13 +1,13 @@
 """Goals start in their turn when there is room; nobody is starved and nothing is overcommitted."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EAGAIN, EBUSY, EDQUOT, EEXIST, EINVAL, EPERM, ESRCH
 from agent_os.kernel.goals import queue as limits

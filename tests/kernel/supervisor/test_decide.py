@@ -1,12 +1,12 @@
 """The restart decision, as a table. S-54, S-57, S-58, S-60, S-62, S-63 and the pure half of N-01 and N-15."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent_os.abi.states import ExitClass
 from agent_os.kernel.supervisor.decide import Act, Child, Decision, Exited, InHand, Supervisor, decide, facts

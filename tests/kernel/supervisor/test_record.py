@@ -1,10 +1,10 @@
 """What lasts of an agent: its states as a table of moves, and its counters."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EBUSY
 from agent_os.abi.states import AgentState

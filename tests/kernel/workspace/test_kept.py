@@ -13,10 +13,10 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
 from agent_os.kernel.workspace import Workspace, Workspaces, digest, new_name, snapshot

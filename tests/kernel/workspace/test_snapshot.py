@@ -3,10 +3,10 @@
 import os
 import stat
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from agent_os.abi.errors import EACCES, EBUSY, ECONFLICT, EEXIST, EINVAL
 from agent_os.kernel import beneath

@@ -9,8 +9,9 @@ or closed, it ends at once. In both cases the connection is closed.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import AgentOSError
 from agent_os.abi.models import ModelEvent, ModelRequest, Stop, Usage
@@ -22,8 +23,7 @@ Again = Literal["no", "once", "yes"]
 KEPT = 2048  # bytes of an answer that could not be read, for the journal
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(Struct, frozen=True):
     model: str
     context: int | None = None  # tokens; None: not known
     features: frozenset[Feature] = frozenset()
@@ -76,8 +76,7 @@ class ModelFault(Exception):
         self.usage = usage  # what was used before it broke, where that is known
 
 
-@dataclass(slots=True)
-class Cancel:
+class Cancel(Struct):
     """Set once by whoever waits for a call. Listeners are told in the same turn of the loop."""
 
     done: bool = False

@@ -8,10 +8,10 @@ calls and reasoning are kept; other blocks come from tools on the provider's sid
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.abi.models import (
     Block,
@@ -93,8 +93,7 @@ def credentials(key: str | None) -> dict[str, str]:
     return {"anthropic-version": VERSION, **({} if key is None else {"x-api-key": bearer(key)})}
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """The dialect. `native`: schemas by the provider's own mode."""
 
     native: bool = True
@@ -202,8 +201,7 @@ def usage_of(said: object, before: Usage | None = None) -> Usage:
     )
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A block that is being written."""
 
     start: dict[str, Any]

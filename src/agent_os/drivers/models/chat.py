@@ -6,10 +6,10 @@ calls without an index or an id, `stop` where a tool is called, reasoning counte
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.abi.models import (
     BlockDone,
@@ -56,8 +56,7 @@ def credentials(key: str | None) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {bearer(key)}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(Struct, frozen=True):
     """The dialect. `native`: schemas by the server's own mode; `limit`: its name for the most output."""
 
     native: bool = True
@@ -182,8 +181,7 @@ def _size(delta: dict[str, Any]) -> int:
     return sum(len(text(one).encode(errors="surrogatepass")) for one in (*said, *(c.get("arguments") for c in calls)))
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     index: int  # of the block
     id: str
     name: str = ""

@@ -9,7 +9,8 @@ A model whose name ends in `cloud` is not on this machine: Ollama hands what it 
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from agent_os.drivers.models import ModelInfo
 from agent_os.drivers.models.openai import OpenAI

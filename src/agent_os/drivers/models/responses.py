@@ -6,10 +6,10 @@ asks for them is answered in Chat Completions.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.abi.models import (
     Block,
@@ -43,8 +43,7 @@ _TEXT_EXTRAS = ("phase",)  # whether a message is on the way or the answer; mode
 _ITEM = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class Responses:
+class Responses(Struct, frozen=True):
     """The dialect. `native`: schemas by the server's own mode."""
 
     native: bool = True

@@ -13,10 +13,11 @@ import ipaddress
 import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL, EIO
 from agent_os.drivers.models import Cancel, ModelFault
@@ -35,8 +36,7 @@ _MASK = b"[key]"
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where a provider is, as the operator says."""
 
     base: str  # https://api.example.com/v1

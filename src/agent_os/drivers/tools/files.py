@@ -7,10 +7,11 @@ decided on by a hash is written only over the version that had it.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import ECONFLICT, EINVAL, EISDIR, EMSGSIZE, ENOENT, ENOTDIR, AgentOSError
 from agent_os.abi.tools import ToolLabels, ToolSpec, When
@@ -263,8 +264,7 @@ def hash_of(data: bytes) -> str:
 # Listing and searching.
 
 
-@dataclass
-class Found:
+class Found(Struct):
     path: str
     kind: str
     size: int
@@ -332,8 +332,7 @@ def _skipped(reached: set[int], parts: list[str]) -> set[int]:
     return found
 
 
-@dataclass
-class _Search:
+class _Search(Struct):
     limit: int
     matches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     files: int = 0

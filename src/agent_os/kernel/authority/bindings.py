@@ -5,8 +5,9 @@ nobody. What no binding covers is no use of a secret; a place in a URL cannot be
 """
 
 import re
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
@@ -33,8 +34,7 @@ def require_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A bound host: exact, or with `below` every name below it; one port, 443 unless another is written."""
 
     host: str
@@ -67,8 +67,7 @@ def parse_target(text: str) -> Target:
     return Target(str(found), number, below)
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     name: str
     hosts: tuple[Target, ...]
     place: Place

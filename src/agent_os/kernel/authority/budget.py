@@ -20,11 +20,11 @@ all that it held is spent.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.abi.entries import Entry, Kind
 from agent_os.abi.errors import EBUDGET, EINVAL
@@ -38,8 +38,7 @@ Amounts = Mapping[str, int]
 Cost = dict[str, Any]  # of a journal entry
 
 
-@dataclass
-class Account:
+class Account(Struct):
     id: str
     parent: str | None
     limits: dict[str, int] = field(default_factory=dict[str, int])  # a resource that is not here has none
@@ -59,8 +58,7 @@ class Account:
         return limit > 0 and self.spent.get(resource, 0) * whole >= limit * part
 
 
-@dataclass(eq=False)
-class Held:
+class Held(Struct, eq=False):
     """A reservation. `intent` is the entry that tells of it, once there is one."""
 
     accounts: tuple[str, ...]

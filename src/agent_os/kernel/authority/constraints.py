@@ -9,11 +9,12 @@ endpoint of the host itself), `program` (every name of the resolved binary), `ar
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple, cast
+
+from msgspec import Struct
 
 from agent_os.kernel.authority.patterns import KINDS, Flaw
 
@@ -52,8 +53,7 @@ class Argument(NamedTuple):
     glob: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     kinds: frozenset[str]
     read: Callable[[Sequence[str], float], Any]  # words, and the time in seconds; raises a Flaw
     show: Callable[[Any], Sequence[str]]

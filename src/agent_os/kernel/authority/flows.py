@@ -5,9 +5,10 @@ Pure. `FLOWS` names the join of every syscall; one that is not in it does not pa
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from agent_os.abi.errors import ELABEL
 from agent_os.abi.syscalls import BY_NAME, Effect
@@ -194,8 +195,7 @@ class SinkRule(Protocol):
     def where(self) -> object: ...
 
 
-@dataclass(frozen=True)
-class FlowRules:
+class FlowRules(Struct, frozen=True):
     """The tables of the policies in force that speak of labels."""
 
     classes: Sequence[ClassRule] = ()

@@ -13,7 +13,6 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -46,8 +45,7 @@ class Wrapped(Struct):
     n: int = 0  # of scrypt
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     how: How
     path: Path
     made: bool = False  # we may make the file

@@ -10,10 +10,10 @@ carried who could write in it. Whoever sees the folder carries that as well, fro
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.drivers.store import Put
 from agent_os.kernel.calls import Need
@@ -29,8 +29,7 @@ _SOURCE, _CLASS = "from:", "class:"
 _NONE: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     integrity: Integrity = "trusted"
     sources: frozenset[str] = _NONE  # at most 32, then only "many"
     classes: frozenset[str] = _NONE

@@ -5,9 +5,9 @@ rule, its file and line; EAGAIN where only a rate is reached. What an agent's pr
 once, when it starts, and weighed again whenever the common policy changes.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_os.abi.errors import EAGAIN, EPOLICY
@@ -121,7 +121,7 @@ def below(own: Sequence[PolicyFile], common: Policy) -> Policy:
     raised = [
         file
         if file.tried or STRICTNESS[file.mode] >= STRICTNESS[common.mode] or len(common.files) == 1
-        else replace(file, mode=common.mode)
+        else dataclasses.replace(file, mode=common.mode)
         for file in own
     ]
     return Policy(raised, common)

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EACCES, EEXIST, EINVAL, EIO, ENOENT, EPERM
 from agent_os.kernel.authority import bindings, keys
@@ -53,8 +53,7 @@ class Kept(Struct):
     bindings: bytes  # sealed
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """A secret, as it may be shown."""
 
     name: str
@@ -63,8 +62,7 @@ class Shown:
     bindings: tuple[Binding, ...]
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Struct, frozen=True):
     """A value for one use. Its repr tells nothing: exceptions and logs print reprs."""
 
     name: str
@@ -80,8 +78,7 @@ class Given:
         return self.binding.fill(self.value)
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(Struct, frozen=True):
     """All of an open safe; replaced whole, so that a reader on another thread sees one or the other."""
 
     wrapped: keys.Wrapped

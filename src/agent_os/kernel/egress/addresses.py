@@ -10,9 +10,10 @@ import re
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 
@@ -171,8 +172,7 @@ def endpoint(host: str | Address, port: int | None) -> str:
 # -------------------------------------------------------------------------------------------------------------- grants
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """One `--net` value: either a name (perhaps with everything below it) or a network, and perhaps one port. Of a
     capability also any host."""
 
@@ -363,8 +363,7 @@ def _ascii_form(name: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- decisions
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     allowed: bool
     code: str
     reason: str

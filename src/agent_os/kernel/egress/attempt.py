@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from agent_os.abi.errors import AgentOSError
 from agent_os.kernel.egress.addresses import Address, Decision, printable
 
@@ -69,8 +71,7 @@ class Leave(typing.Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     connections: int = 256
     header_bytes: int = 32 * 1024
     header_seconds: float = 10.0  # also for a TLS ClientHello

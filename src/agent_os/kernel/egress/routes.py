@@ -24,6 +24,7 @@ from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlencode
 
 import h11
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.kernel.authority.bindings import require_name
@@ -55,8 +56,7 @@ _KEY_VARIABLES = {"api.openai.com": "OPENAI_API_KEY", "api.anthropic.com": "ANTH
 log = logging.getLogger("agent_os.routes")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """`_api/NAME` leads to one host, and brings one secret: the one of the same name."""
 
     name: str
@@ -84,8 +84,7 @@ class Use:
     body: Body | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Misuse:
+class Misuse(Struct, frozen=True):
     """Something that stands for a secret, or is one, was on its way to where no binding has it."""
 
     agent: str
@@ -330,8 +329,7 @@ class Routes:
         return bytes(body)
 
 
-@dataclass(slots=True)
-class _Link:
+class _Link(Struct):
     """Both sides of one request, once the server is there."""
 
     attempt: Attempt

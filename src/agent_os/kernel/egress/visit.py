@@ -14,11 +14,12 @@ import contextlib
 import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import h11
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.egress.addresses import Address, canonical_host, endpoint, parse_port, printable
@@ -77,8 +78,7 @@ class Doors(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(Struct, frozen=True):
     """The way to the server of one request."""
 
     attempt: Attempt

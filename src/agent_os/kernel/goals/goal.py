@@ -5,11 +5,10 @@ who is meant and when it runs are for others.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL, EPERM
 from agent_os.kernel.supervisor.terms import Priority
@@ -20,8 +19,7 @@ MEMORY_MB = 256  # that an agent declares which says nothing
 _KEYS = ("text", "agent", "tenant", "priority", "deadline", "budget", "memory_mb", "inputs")
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(Struct, frozen=True):
     text: str
     agent: str | None = None  # named by whoever submits; else one is picked
     tenant: str = "default"
@@ -32,8 +30,7 @@ class Goal:
     inputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(eq=False, slots=True)
-class Waiting:
+class Waiting(Struct, eq=False):
     """A goal with its agent, from the moment the journal holds it until it is done."""
 
     id: str

@@ -10,7 +10,8 @@ standing of each tenant, the moment. Out: goals in order. Knows nothing of room.
 import heapq
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent_os.kernel.goals.goal import PRIORITIES, Waiting
 from agent_os.kernel.goals.shares import Standing
@@ -23,8 +24,7 @@ _LIFTED, _URGENT, _PLAIN = range(3)
 _Placed = tuple[int, int, tuple[float, float], int, Waiting]  # class, kind, what the kind is ordered by, arrival
 
 
-@dataclass(slots=True)
-class Line:
+class Line(Struct):
     goals: list[Waiting] = field(default_factory=list[Waiting])  # by arrival
     served_at: float = float("-inf")  # when its oldest last started
 

@@ -6,9 +6,10 @@ have to do. Out: one agent and, in words, why it; or ENOENT with the choices. No
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import ENOENT, ESRCH
 from agent_os.kernel.goals.goal import MEMORY_MB, Goal
@@ -18,8 +19,7 @@ _WORD = re.compile(r"[^\W_]+")
 _MOST_CHOICES = 20  # named in an error
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     id: str  # namespace/name; the namespace is the tenant
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     skills: Sequence[str] = ()

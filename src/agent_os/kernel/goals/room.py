@@ -7,8 +7,9 @@ it, if it can become enough. Measures nothing.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from agent_os.kernel.goals.goal import Waiting
 
@@ -33,8 +34,7 @@ class Room(NamedTuple):
 NONE = Room(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """How things stand outside the queue."""
 
     held: Room = NONE  # by agents whose room no goal at work holds already

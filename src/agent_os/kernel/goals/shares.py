@@ -7,8 +7,9 @@ turns by staying away, and nobody pays for long for what was idle. Kept in memor
 nobody a turn.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 START_SECS = 10.0  # that every start counts as
 MOST_AHEAD_SECS = 600.0  # what a tenant used of an idle machine is held against it no further
@@ -24,8 +25,7 @@ class Standing(NamedTuple):
         return Standing(self.running + 1, self.use + START_SECS)
 
 
-@dataclass(slots=True)
-class _Use:
+class _Use(Struct):
     total: float = 0.0
     running: int = 0
     active: int = 0  # goals that wait or are at work

@@ -7,8 +7,9 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL, ENOENT
 from agent_os.kernel.guest import prefixes
@@ -116,8 +117,7 @@ def parse_env(items: Sequence[str], host_env: Mapping[str, str]) -> dict[str, st
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     source: Path  # the real path, free of links
     at: str
     rw: bool

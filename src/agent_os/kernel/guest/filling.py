@@ -9,9 +9,10 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 TICK = 1.0  # seconds between two looks at the file systems
 LONGEST = 240.0  # seconds: what one wrote is not seen while another deletes as much, and so takes from nobody
@@ -25,8 +26,7 @@ def step(limit: int) -> int:
     return max(LEAST, min(MOST, limit // _PARTS))
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where somebody writes."""
 
     top: Path
@@ -44,8 +44,7 @@ def free(tops: Mapping[int, Path]) -> dict[int, int]:
     return found
 
 
-@dataclass(eq=False)
-class _Sleeper:
+class _Sleeper(Struct, eq=False):
     place: Place
     woken: "asyncio.Future[None]"
     step: int

@@ -4,12 +4,12 @@ The operator's words go in, `Limits` come out; an unknown name or a value this h
 form. Applies nothing: that is the sandbox's work.
 """
 
+import dataclasses
 import difflib
 import os
 import re
 import resource
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from agent_os.abi.errors import EINVAL
@@ -43,14 +43,14 @@ _INHERITED = {
 def parse_limits(items: Sequence[str], wall_s: float | None = None) -> Limits:
     """A guest's limits: the defaults, and what the operator set. The last one of a name counts."""
     asked = dict(_parse(item) for item in items)
-    return replace(default_limits(), wall_s=wall_s, **asked)
+    return dataclasses.replace(default_limits(), wall_s=wall_s, **asked)
 
 
 def default_limits() -> Limits:
     """Half of the machine's memory, where a cgroup can hold a guest to it; the rest is fixed."""
     if "memory" not in hierarchies.detect().controllers:
         return GUEST_LIMITS
-    return replace(GUEST_LIMITS, memory_mb=max(_BOUNDS["memory_mb"][0], _machine_mb() // 2))
+    return dataclasses.replace(GUEST_LIMITS, memory_mb=max(_BOUNDS["memory_mb"][0], _machine_mb() // 2))
 
 
 def unenforced(enforced_by: dict[str, str]) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from agent_os.kernel.workspace.protected import CREDENTIALS
 
@@ -120,8 +121,7 @@ def _tidy(path: Path) -> Path:
     return Path(plain) if os.path.realpath(path) == os.path.realpath(plain) else path
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(Struct, frozen=True):
     """Where a file is at home: `root` may be shown whole; `refused` looked like its installation but may not."""
 
     root: Path | None
@@ -189,8 +189,7 @@ def venv_pythons(root: Path) -> list[Path]:
     return [python for python in firsts if python is not None and ".." not in python.parts]
 
 
-@dataclass(frozen=True, slots=True)
-class Shebang:
+class Shebang(Struct, frozen=True):
     interpreter: str  # as written
     command: str | None  # what `env` is asked to find on PATH, if the interpreter is `env`
 

@@ -9,8 +9,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
 from agent_os.kernel.guest import prefixes
@@ -26,8 +27,7 @@ _SHELL_SYNTAX = re.compile(r"[|&;<>$`*?\n]")
 INTERPRETERS = re.compile(r"(python|pypy|node|ruby|perl|php|bash|sh|dash|zsh)[\d.]*$")
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     argv: tuple[str, ...]  # the first word is an absolute path that exists inside
     prefixes: tuple[Path, ...]  # directories and single files, each to be bound read-only at this very path
     path: str
@@ -62,8 +62,7 @@ def resolve(
     )
 
 
-@dataclass
-class _Search:
+class _Search(Struct):
     """One resolution under way: what was found so far."""
 
     cwd: Path
@@ -206,8 +205,7 @@ def _outermost(paths: Iterable[Path], visible: Sequence[Path]) -> tuple[Path, ..
     return tuple(sorted(kept))
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
+class _Missing(Struct, frozen=True):
     """Why a name leads to no program: the file that came nearest, if any, and what it is."""
 
     nearest: Path | None

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -58,11 +58,10 @@ class Answered(Generic[T]):
         return [self.data[end - part.size : end] for part, end in zip(parts, ends, strict=True)]
 
 
-@dataclass
-class _Asked:
+class _Asked(Struct):
     answer: "asyncio.Future[Reply]"
     limit: int
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = msgspec.field(default_factory=bytearray)
     chunks: int = 0
 
 

@@ -8,7 +8,6 @@ trusted to their tiles here: hashing all of them again is `agentctl audit verify
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Struct
 
 from agent_os.abi import entries
 from agent_os.abi.entries import Head
@@ -30,8 +30,7 @@ from agent_os.kernel.journal.writer import META
 RECENT = 1 << 16  # entries hashed again at every opening, about a quarter of a second
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(Struct, frozen=True):
     seq: int  # the first bad entry, or the first that may be: up to `through` they cannot be told apart
     through: int
     what: str

@@ -7,15 +7,15 @@ or a bad request says nothing about the provider's health.
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 IN_A_ROW = 5
 WINDOW_SECS, FEWEST, SHARE = 30.0, 20, 0.5  # or: of at least so many in so long, this part
 FIRST_SECS, LONGEST_SECS = 15.0, 300.0
 
 
-@dataclass
-class Breaker:
+class Breaker(Struct):
     in_a_row: int = 0
     pause: float = FIRST_SECS  # of the next opening
     opened_until: float | None = None  # None: closed

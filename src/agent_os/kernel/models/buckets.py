@@ -13,8 +13,9 @@ taken is none, and no learned limit holds an idle key for more than a minute: th
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from agent_os.drivers.models import Bucket as Kind
 from agent_os.drivers.models import LimitSample
@@ -29,8 +30,7 @@ _LEARN_SECS = 1.0  # between two samples that a rate is learned from
 _FULL = 0.98  # of the capacity: a bucket that overflows shows no rate
 
 
-@dataclass(slots=True)
-class Hold:
+class Hold(Struct):
     """A call that left, and what it was thought to take."""
 
     seq: int
@@ -45,8 +45,7 @@ class Hold:
         return _amount(kind, self.prompt, self.likely)
 
 
-@dataclass(slots=True)
-class Bucket:
+class Bucket(Struct):
     capacity: float
     rate: float  # per second
     level: float
@@ -90,8 +89,7 @@ class Bucket:
             self.rate += weight * (seen - self.rate)
 
 
-@dataclass
-class Buckets:
+class Buckets(Struct):
     """All that one key has of one model."""
 
     by_kind: dict[Kind, Bucket] = field(default_factory=dict[Kind, Bucket])

@@ -1,7 +1,8 @@
 """A model call as its queue sees it, and how doors show one that waits."""
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from agent_os.kernel.goals.goal import PRIORITIES
 from agent_os.kernel.supervisor.terms import Priority
@@ -10,8 +11,7 @@ Reason = Literal["rate", "slots", "breaker", "class", "stopped", "retry"]
 RANKS: dict[Priority, int] = {word: rank for rank, word in enumerate(PRIORITIES)}  # the lower goes first
 
 
-@dataclass(eq=False, slots=True)
-class Call:
+class Call(Struct, eq=False):
     """The kernel stamps `program`, `type` and `tenant`; an agent cannot say them. Moments are of the queue's clock."""
 
     id: str

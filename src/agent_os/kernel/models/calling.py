@@ -8,9 +8,10 @@ is a model call tried again, and never after its caller has seen some of the ans
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, EHOSTUNREACH, EIO, AgentOSError
 from agent_os.abi.models import Usage
@@ -32,8 +33,7 @@ _SOON_MS = 1_000  # for who is told to come again, and not when
 _LATER_MS = 30_000  # for a guest whose call had no turn
 
 
-@dataclass
-class Plan:
+class Plan(Struct):
     """A call as it was weighed before the gate: what it may cost, and where it goes."""
 
     named: Named

@@ -5,9 +5,9 @@ reserving, so it must be about right and never far too low; what is charged is w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.abi.models import ImageBlock, Message, ModelRequest, OpaqueBlock, TextBlock, ToolCall, ToolResultBlock
 
@@ -54,8 +54,7 @@ def _len(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(Struct):
     reported: float = 0.0
     raw: float = 0.0
 

@@ -18,7 +18,8 @@ In: calls joining and leaving, tokens served. Out: whose turn it is in a class. 
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent_os.kernel.models.call import RANKS, Call
 from agent_os.kernel.models.sizes import Sizes
@@ -45,8 +46,7 @@ def _age(cohort: int, now: float) -> float:
     return LEAST_AGE if age < LEAST_AGE else age
 
 
-@dataclass
-class _Lane:
+class _Lane(Struct):
     """Calls of one tenant in one class."""
 
     tenant: str

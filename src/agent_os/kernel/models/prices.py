@@ -9,9 +9,10 @@ millionths of a millionth per token, and a cost is exact until it is rounded onc
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from typing import Any, NamedTuple, cast
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.models import Usage
@@ -28,8 +29,7 @@ class Tier(NamedTuple):
     rate: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     base: int
     tiers: tuple[Tier, ...] = ()  # ascending
 
@@ -41,8 +41,7 @@ class Rate:
         return rate
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Of one model. A kind of token without a rate of its own costs what it is a part of."""
 
     input: Rate

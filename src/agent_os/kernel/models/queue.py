@@ -14,7 +14,8 @@ score alone; so a large call is not starved by small ones that always fit.
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, EEXIST, EMSGSIZE, ETIMEDOUT
 from agent_os.drivers.models import LimitSample
@@ -38,8 +39,7 @@ _TAKES_SECS = 5.0  # that a call is thought to need, before one has ended
 _BLIND_SLOTS = 8  # while nothing is known of a key
 
 
-@dataclass
-class Slots:
+class Slots(Struct):
     """How many calls may be in flight. Halved by a refusal of a provider that tells no limits, won back one by one."""
 
     most: int

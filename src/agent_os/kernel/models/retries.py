@@ -6,8 +6,9 @@ minute: a provider in trouble must not get twice the calls because of it.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from agent_os.drivers.models import Again
 
@@ -50,8 +51,7 @@ class RetryShare:
                 moments.popleft()
 
 
-@dataclass
-class Tried:
+class Tried(Struct):
     """What is known of a call when an attempt has failed."""
 
     attempts: int  # made, this one included

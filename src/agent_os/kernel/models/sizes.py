@@ -13,9 +13,10 @@ have made so far is not, and a program that goes on after a restart only seems y
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+from msgspec import Struct, field
 
 FEWEST_OUTPUTS = 20
 _GROWTH_WEIGHT = 0.05
@@ -25,8 +26,7 @@ _KEPT_OUTPUTS = 500
 _MOST_TYPES = 1_000  # names come from manifests, and there may be any number of them
 
 
-@dataclass
-class _Recent:
+class _Recent(Struct):
     """The latest values, also in order."""
 
     most: int
@@ -65,8 +65,7 @@ class _Recent:
         return self.ordered[min(len(self.ordered) - 1, int(part * len(self.ordered)))]
 
 
-@dataclass
-class _Type:
+class _Type(Struct):
     calls: _Recent = field(default_factory=lambda: _Recent(_KEPT_PROGRAMS))  # of a whole program
     outputs: _Recent = field(default_factory=lambda: _Recent(_KEPT_OUTPUTS))
     growth: float = 0.0  # tokens that a prompt is longer than the one before
@@ -91,8 +90,7 @@ class _Type:
         return left * (prompt + output) + max(0.0, self.growth) * (left_squared - left) / 2
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """A program that goes on."""
 
     type: str

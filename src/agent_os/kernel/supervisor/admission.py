@@ -7,9 +7,10 @@ whole or refused; what is written as `"*"` or `"role"` adapts to what those abov
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EACCES, EBUSY, EDQUOT, EEXIST, EINVAL, ENOSYS, EPERM, ESRCH
 from agent_os.abi.states import Incarnation
@@ -39,8 +40,7 @@ class Clamped(NamedTuple):
     got: Any
 
 
-@dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """What children may hold at most. `whole`: all that their parent holds."""
 
     capabilities: tuple[Capability, ...] = ()
@@ -50,8 +50,7 @@ class Ceiling:
         return self.whole or any(one.under(most) for most in self.capabilities)
 
 
-@dataclass(frozen=True)
-class Above:
+class Above(Struct, frozen=True):
     """Who wants a child."""
 
     id: str
@@ -60,8 +59,7 @@ class Above:
     ceiling: Ceiling
 
 
-@dataclass
-class Admitted:
+class Admitted(Struct):
     manifest: AgentManifest  # with an agency that fits
     capabilities: list[Capability] = field(default_factory=list[Capability])
     clamped: list[Clamped] = field(default_factory=list[Clamped])

@@ -8,9 +8,10 @@ is due, and when, is for `pacing` to say.
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind

@@ -8,8 +8,9 @@ has its monitors again when that is over, and hears at once of whoever ended mea
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct, field
 
 from agent_os.abi import syscalls as abi
 from agent_os.abi.entries import Entry, Kind
@@ -33,8 +34,7 @@ _LINK, _MONITOR, _TRAP = (BY_NAME[name].number for name in ("SYS_LINK", "SYS_MON
 _DOWN, _EXIT = "monitor_down", "link_exit"
 
 
-@dataclass
-class _Before:
+class _Before(Struct):
     """What an agent had, as far as its record says."""
 
     monitors: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])  # ref → id, pid

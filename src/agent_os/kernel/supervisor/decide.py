@@ -5,11 +5,12 @@ which is written down with what it was made from before anybody acts on it. No c
 argue with it, and the same facts give the same answer in every kernel.
 """
 
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent_os.abi.states import ExitClass
 from agent_os.kernel.supervisor import intensity
@@ -33,16 +34,14 @@ class Act(StrEnum):
     ESCALATE = "escalate"  # its supervisor ends; the next one up decides about that
 
 
-@dataclass(frozen=True, slots=True)
-class InHand:
+class InHand(Struct, frozen=True):
     """The message that was being worked on, and how many lives it has cost, this one included."""
 
     message: str
     deaths: int
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     id: str
     incarnation: int
     terms: Terms = field(default_factory=Terms)
@@ -51,8 +50,7 @@ class Child:
     replayable: bool = True  # a guest is not
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     incarnation: int
     exit_class: ExitClass
     code: int
@@ -61,15 +59,13 @@ class Exited:
     budget_renews_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Supervisor:
+class Supervisor(Struct, frozen=True):
     terms: Supervision = field(default_factory=Supervision)
     children: tuple[Sibling, ...] = ()  # by start index, the one that ended among them
     restarts: tuple[float, ...] = ()  # when it restarted one of them
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     act: Act
     consecutive: int  # to be stored
     why: str = ""

@@ -9,8 +9,10 @@ import asyncio
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
@@ -36,16 +38,14 @@ _MOST_SHOWN = 200  # changed keys of one agent
 Tree = Mapping[str, Any]
 
 
-@dataclass
-class Change:
+class Change(Struct):
     id: str
     file: str
     change: str  # new, changed, same, gone
     keys: list[tuple[str, Any, Any]] = field(default_factory=list[tuple[str, Any, Any]])  # key, before, after
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """What applying came to, or would."""
 
     agents: list[Change] = field(default_factory=list[Change])

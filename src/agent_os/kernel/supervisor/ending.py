@@ -8,11 +8,12 @@ bound to it stopped, `on_failure` called. Starts nobody: that is for `pacing`, o
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import ESRCH
@@ -38,8 +39,7 @@ Decided = tuple[Decision, Record, list[Put], dict[str, Any]]
 INTENSITY = "intensity"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What becomes of an agent whose incarnation is gone."""
 
     ended: Ended  # with its class as the manifest and the fleet see it

@@ -7,7 +7,8 @@ order only, where both start; `wants` only asks for somebody to be started too. 
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from agent_os.manifest.names import PARTS, SYSTEM, resolved
 from agent_os.manifest.problems import nearest
@@ -16,8 +17,7 @@ _MOST_NAMED = 12
 Edges = dict[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """Names as written: an id, or a bare name of the same namespace, then of `system`."""
 
     requires: tuple[str, ...] = ()
@@ -26,8 +26,7 @@ class Needs:
     binds_to: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Something wrong in what was declared. Whoever knows the files adds file and line."""
 
     agent: str

@@ -6,11 +6,12 @@ never touch each other. Runs no check, routes nothing and ends nobody.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from math import floor
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from agent_os.kernel.supervisor.watchdog import Countdown
 
@@ -18,8 +19,7 @@ Word = Literal["healthy", "degraded", "unhealthy", "unknown"]
 _GRAVITY: tuple[Word, ...] = ("healthy", "degraded", "unknown", "unhealthy")
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """Of one agent or one part of the kernel."""
 
     word: Word
@@ -66,8 +66,7 @@ class Event(StrEnum):
     PROBE = "probe"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Of a manifest's `[health]`. One interval, for both kinds of probe."""
 
     check_interval_secs: float = 30.0

@@ -5,7 +5,8 @@ counts and times as stored, and what time it is. Reads no clock.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from agent_os.kernel.supervisor.backoff import nominal
 from agent_os.kernel.supervisor.terms import Supervision, Terms
@@ -31,8 +32,7 @@ def noted(terms: Supervision, times: Iterable[float], now: float) -> tuple[float
     return (*recent(times, now, terms.period_secs), now)
 
 
-@dataclass(frozen=True, slots=True)
-class Restarts:
+class Restarts(Struct, frozen=True):
     """What people read of an agent's counters."""
 
     terms: Terms

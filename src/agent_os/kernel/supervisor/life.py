@@ -5,7 +5,8 @@ that failed would fail again. Ends nobody and stores nothing: a life is gone wit
 """
 
 import asyncio
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, ENOENT, ENOSYS, EPERM
 from agent_os.abi.states import ExitClass
@@ -15,8 +16,7 @@ from agent_os.kernel.table import Agent
 PERMANENT = (EINVAL, ENOENT, EACCES, EPERM, ENOSYS, EISOLATION)  # of a start: it is declared so that it cannot be
 
 
-@dataclass(eq=False)
-class Life:
+class Life(Struct, eq=False):
     incarnation: int
     agent: Agent | None = None  # once it is there
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # it is, or never will be

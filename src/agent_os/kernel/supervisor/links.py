@@ -8,8 +8,9 @@ seen or taken along is for the caller to check; delivers nothing and ends nobody
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EDQUOT, EINVAL
 from agent_os.abi.states import ExitClass
@@ -19,8 +20,7 @@ MOST = 1024  # monitors, and links, of one agent
 LINKED = "linked"  # detail of the error that takes a partner along
 
 
-@dataclass(frozen=True, slots=True)
-class Departed:
+class Departed(Struct, frozen=True):
     """Who ended, and how."""
 
     id: str
@@ -30,8 +30,7 @@ class Departed:
     code: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
+class Down(Struct, frozen=True):
     """To a watcher: DOWN."""
 
     to: str
@@ -39,8 +38,7 @@ class Down:
     departed: Departed
 
 
-@dataclass(frozen=True, slots=True)
-class LinkExit:
+class LinkExit(Struct, frozen=True):
     """To a partner. `fatal`: it ends, with class error and detail `linked`; else it is told."""
 
     to: str
@@ -48,8 +46,7 @@ class LinkExit:
     fatal: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Monitor:
+class Monitor(Struct, frozen=True):
     ref: int
     watcher: str
     target: str

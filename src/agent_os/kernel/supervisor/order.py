@@ -7,16 +7,16 @@ whether somebody is started again.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent_os.kernel.supervisor.terms import RestartPolicy, State, Strategy
 
 _WAITING = {State.PENDING, State.BACKOFF}
 
 
-@dataclass(frozen=True, slots=True)
-class Sibling:
+class Sibling(Struct, frozen=True):
     id: str
     policy: RestartPolicy
     state: State

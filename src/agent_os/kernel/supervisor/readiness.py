@@ -5,8 +5,9 @@ the line was there. Runs no command and opens no connection.
 """
 
 import shlex
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.supervisor.regex import Regex
@@ -16,8 +17,7 @@ MOST_STEPS = 2_000_000  # of matching for one start: about a second
 _HINT = "notify, immediate, log:<regex>, exec:<command> or port:<number>"
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """One way. `argv` for exec, `port` for port, `regex` for log."""
 
     way: Literal["notify", "immediate", "log", "exec", "port"]

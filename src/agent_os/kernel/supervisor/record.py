@@ -5,7 +5,9 @@ acts on it, so that a kernel that died goes on with it. Goes in: what happened, 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EBUSY
 from agent_os.abi.states import AgentState
@@ -28,8 +30,7 @@ _SEEN = {
 _STARTABLE = {State.PENDING, State.BLOCKED, State.BACKOFF}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     id: str
     parent: str | None = None  # its supervisor, over all restarts
     index: int = 0  # its place among the children of that one

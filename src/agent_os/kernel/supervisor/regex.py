@@ -9,8 +9,9 @@ in steps, so that whoever matches can stop.
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 
@@ -25,28 +26,23 @@ _REPEAT = re.compile(r"\{(\d{1,3})(,?)(\d{0,3})\}")
 Takes = Callable[[str], object]  # whether a character is taken
 
 
-@dataclass(frozen=True, slots=True)
-class _One:
+class _One(Struct, frozen=True):
     takes: Takes
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
+class _Edge(Struct, frozen=True):
     end: bool  # of the line; else its beginning
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     parts: "tuple[_Node, ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Either:
+class _Either(Struct, frozen=True):
     parts: "tuple[_Node, ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
+class _Times(Struct, frozen=True):
     part: "_Node"
     least: int
     most: int | None

@@ -7,12 +7,12 @@ before. A folder that is not there says nothing.
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,7 +179,7 @@ def _orphans(broken: dict[str, str], files: dict[str, str]) -> list[tuple[str, s
 def _cause(problem: "Problem", gone: set[str]) -> "Problem":
     """Whom it misses may be there, and left out."""
     name = problem.message.removeprefix("there is no agent ")
-    return replace(problem, message=f"{name} is left out", hint="") if name in gone else problem
+    return dataclasses.replace(problem, message=f"{name} is left out", hint="") if name in gone else problem
 
 
 async def _forget(fleet: "Fleet", folder: Path) -> list[str]:

@@ -7,12 +7,12 @@ returns as `settled` must be stored before the act, or a crash between them woul
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 
@@ -22,8 +22,7 @@ _SET_BACK = 3600.0  # a clock set back by more was wrong before, and what it set
 _SYNTAX = "five fields: minute hour day-of-month month day-of-week, as in '30 6 * * MON-FRI'"
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """What a look at the clock came to. Everything due until `settled` is dealt with by it."""
 
     act: Literal["wait", "start", "skip"]

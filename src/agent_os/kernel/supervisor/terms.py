@@ -4,9 +4,10 @@ Goes in and comes out: plain values, already validated. Knows no manifest file a
 makes these of it.
 """
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct, field
 
 Priority = Literal["low", "normal", "high", "critical"]
 Jitter = Literal["equal", "none"]
@@ -44,8 +45,7 @@ class State(StrEnum):
 OVER = frozenset({State.STOPPED, State.COMPLETED, State.FAILED, State.QUARANTINED})  # nothing of it comes by itself
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """How long to wait before the next life. The doubling is nominal; see `backoff`."""
 
     base_ms: int = 100
@@ -53,8 +53,7 @@ class Backoff:
     jitter: Jitter = "equal"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """Of an agent, for its own restarts."""
 
     policy: RestartPolicy = RestartPolicy.ON_FAILURE
@@ -67,8 +66,7 @@ class Terms:
     backoff: Backoff = field(default_factory=Backoff)
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
+class Supervision(Struct, frozen=True):
     """Of a supervisor, for its children. Root has no intensity: unrelated agents must not bring each other down."""
 
     strategy: Strategy = Strategy.ONE_FOR_ONE

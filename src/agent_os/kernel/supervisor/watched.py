@@ -4,8 +4,9 @@ In: an `AgentManifest`. Out: one value for each part that watches. EINVAL names 
 whoever declares an agent reads this first. Reads no file and watches nobody.
 """
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.supervisor.health import Settings
@@ -18,8 +19,7 @@ _SHORTEST_INTERVAL = 0.1  # each check is a process, or two entries of the journ
 WEIGHTS = {"low": 25, "normal": 100, "high": 300, "critical": 800}  # of cpu and io
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     settings: Settings = field(default_factory=Settings)
     ready: Ready = field(default_factory=lambda: Ready("immediate"))
     watchdog_secs: float | None = None

@@ -6,14 +6,16 @@ of it in the journal first. An agent without a manifest is not watched. Decides 
 """
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
@@ -63,7 +65,7 @@ class Watching:
         terms = next(filter(None, map(self._terms, self._line(agent))), None)
         if terms is None:
             return wanted
-        return replace(wanted, limits=replace(wanted.limits, weight=terms.weight))
+        return replace(wanted, limits=dataclasses.replace(wanted.limits, weight=terms.weight))
 
     def _line(self, agent: Agent) -> Iterator[str]:
         """It, its parent, and so on."""

@@ -9,8 +9,9 @@ tool's. Pure.
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EAGAIN, EIO, AgentOSError
 from agent_os.abi.tools import HealthState
@@ -28,8 +29,7 @@ _CALLERS = frozenset(
 )
 
 
-@dataclass
-class Metrics:
+class Metrics(Struct):
     calls: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])  # by name
     denied: int = 0
@@ -55,8 +55,7 @@ class Metrics:
         }
 
 
-@dataclass
-class _Streak:
+class _Streak(Struct):
     """Failures of one caller without a success between."""
 
     row: int = 0

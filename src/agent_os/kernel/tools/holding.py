@@ -6,9 +6,10 @@ more steps than the kernel has. Every part of the work that a stranger can multi
 
 import math
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 from agent_os.kernel.supervisor.regex import Regex
 
@@ -29,8 +30,7 @@ class TooMuch(Exception):
     """It cannot be found out in reasonable time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
+class Misfit(Struct, frozen=True):
     at: At
     expected: str
     value: Any
@@ -54,8 +54,7 @@ def shown(value: Any, tell: bool) -> str:
     return f"{kind} {text}" if len(text) <= _LONGEST_SHOWN else f"{kind} {text[: _LONGEST_SHOWN - 1]}…"
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Struct):
     """What of a value some part has looked at and taken."""
 
     names: set[str] = field(default_factory=set[str])

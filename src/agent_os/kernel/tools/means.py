@@ -5,11 +5,11 @@ for what its templates name; what it meets on its way (a link that leads elsewhe
 touched, by `confirm`. For the web see `egress/fetching.py`.
 """
 
+import dataclasses
 import inspect
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -141,7 +141,7 @@ class SandboxRuns:
         """ENOENT: there is no such program in there. EISOLATION: no sandbox could be made, so nothing ran."""
         if network and self._way_out is None:
             raise EISOLATION("tool.network", "there is no way out for a run here", ran=False)
-        limits = replace(self._limits, wall_s=timeout_s)
+        limits = dataclasses.replace(self._limits, wall_s=timeout_s)
         name = f"{self._agent.replace('/', '-')[:40]}-tool-{next(_numbers)}"
         try:
             launcher = await self._launcher() if callable(self._launcher) else self._launcher

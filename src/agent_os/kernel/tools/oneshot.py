@@ -7,12 +7,14 @@ judged by whoever serves that.
 """
 
 import asyncio
+import dataclasses
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from agent_os.kernel.egress import Egress
 from agent_os.kernel.egress.addresses import Address
@@ -26,15 +28,13 @@ WALL_SECONDS = 60.0
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(Struct, frozen=True):
     data: bytes
     truncated: bool
     size: int = 0  # of all that it wrote, as far as it was read
 
 
-@dataclass(frozen=True)
-class ToolResult:
+class ToolResult(Struct, frozen=True):
     code: int
     stdout: Captured
     stderr: Captured
@@ -87,7 +87,7 @@ async def run_tool(
     lease = None
     if beside:
         theirs = beside.process.spec
-        workspace, binds = replace(theirs.workspace, mode="bind"), theirs.binds
+        workspace, binds = dataclasses.replace(theirs.workspace, mode="bind"), theirs.binds
         cwd, argv = _seen_at(cwd, theirs), [_seen_at(argv[0], theirs), *argv[1:]]
         sources, lease = {JOINED: beside.process.mounts}, beside.process.lease.shared()
     spec = SpawnSpec(
@@ -98,7 +98,7 @@ async def run_tool(
         env={"PATH": _PATH, "HOME": "/home/agent", "LANG": "C.UTF-8", **(proxied() if way_out else {}), **(env or {})},
         net="proxy" if way_out else "none",
         forward=[port for _, port in way_out.doors] if way_out else [],
-        limits=replace(limits, wall_s=wall),
+        limits=dataclasses.replace(limits, wall_s=wall),
         cwd=cwd,
         workspace=workspace or Workspace(),
         binds=list(binds),

@@ -9,9 +9,10 @@ Runs nothing, records nothing, has no clock but the one passed in.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EBUSY, EDQUOT, EEXIST, EINVAL, ENOENT, EPERM, ETYPE, AgentOSError
 from agent_os.abi.syscalls import Effect
@@ -35,16 +36,14 @@ _NEAR = 3
 _COMPARED, _MOST_COMPARED = 48, 200  # characters of a name, names
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """What a look at the world showed of an effect."""
 
     state: Literal["done", "not_done", "unsure"]
     value: Any = None
 
 
-@dataclass(frozen=True)
-class Deed:
+class Deed(Struct, frozen=True):
     """What carries a tool out. `plan` looks at the world after the gate and before the intent: what it gives is in the
     record, and `run` and `verify` get it again. `names`: what templates may name besides parameters; `programs` among
     them is what an allow list may call the program that runs."""
@@ -60,8 +59,7 @@ class Deed:
     plain: bool = False  # what it gives is answered as it is: a tool of the program around the kernel
 
 
-@dataclass(eq=False)
-class Tool:
+class Tool(Struct, eq=False):
     spec: ToolSpec
     deed: Deed
     input: Schema
@@ -103,8 +101,7 @@ class Finished(NamedTuple):
     error: ETYPE | None  # it ran, and what it gave is not what it promised
 
 
-@dataclass(eq=False)
-class Call:
+class Call(Struct, eq=False):
     """One call that was understood. Nothing has happened."""
 
     tool: Tool

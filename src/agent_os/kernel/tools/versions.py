@@ -6,8 +6,9 @@ form. Build metadata is kept apart from the order, as semver wants it. Pure.
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import total_ordering
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 
@@ -58,8 +59,7 @@ def _ordered(word: str) -> tuple[bool, int, str]:
     return (False, int(word), "") if word.isdigit() else (True, 0, word)
 
 
-@dataclass(frozen=True)
-class _Bound:
+class _Bound(Struct, frozen=True):
     takes: "Callable[[Version], bool]"
     version: Version | None = None  # as it is written out in full: its pre-releases are meant, too
 

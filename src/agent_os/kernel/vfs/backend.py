@@ -5,8 +5,9 @@ capabilities or records; they answer with facts or an error of the family, and s
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import ECONFLICT, EDQUOT, EEXIST, EINVAL, EISDIR, ENOENT, EROFS
 from agent_os.drivers.store import Blob, Put
@@ -51,8 +52,7 @@ class Content(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Change:
+class Change(Struct):
     """What a change did, and what the store must hold for it to last."""
 
     path: str
@@ -73,8 +73,7 @@ class Usage(NamedTuple):
     max_entries: int | None
 
 
-@dataclass(slots=True)
-class Snapshot:
+class Snapshot(Struct):
     """The versions that a checkpoint names, and what keeps them."""
 
     versions: dict[str, int] = field(default_factory=dict[str, int])

@@ -7,12 +7,12 @@ label of whoever wrote it: an old version stays as tainted as it was, whatever r
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from agent_os.drivers.store import Blob, Put
 from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, Label, of_words
@@ -44,8 +44,7 @@ class Mark(msgspec.Struct, array_like=True):
     by: str = ""  # who wrote it, where that was not the owner
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct):
     base: int  # the version that began it
     text: bool
     rows: int = 0  # in the store
@@ -112,8 +111,7 @@ def _digest(source: Source, block: bytes) -> bytes:
     return source.digest if len(block) == source.size else sha256(block).digest()
 
 
-@dataclass(slots=True)
-class Stored:
+class Stored(Struct):
     """An entry: its versions, newest run last. Removed ones stay for a while, for their old versions and number."""
 
     path: str
@@ -179,8 +177,7 @@ def _words(label: Label) -> list[str]:
     return label.words()
 
 
-@dataclass(slots=True)
-class Opened:
+class Opened(Struct):
     """A version opened for reading: a prefix that nothing changes any more."""
 
     facts: Facts

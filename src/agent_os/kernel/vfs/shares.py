@@ -7,11 +7,11 @@ stay the owner's, and so does the bill.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EACCES, EEXIST, ENOENT
 from agent_os.drivers.store import Put

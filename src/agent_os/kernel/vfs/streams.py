@@ -4,8 +4,9 @@ An upload charges its quota as it grows and changes nothing; at its end it becom
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EBADF, EINVAL
 from agent_os.kernel.authority.labels import Label
@@ -16,8 +17,7 @@ from agent_os.kernel.vfs.sources import Spool, encode
 _LONGEST = 4  # bytes of one UTF-8 character
 
 
-@dataclass(slots=True)
-class Stream:
+class Stream(Struct):
     """A read that is answered in chunks. `close` it if it is not read to its end."""
 
     head: dict[str, Any]  # version, size
@@ -52,8 +52,7 @@ def decode(raw: bytes, path: str, *, last: bool = True) -> str:
         raise EINVAL("vfs.text", reason, hint="read it as bytes, or begin at another offset") from None
 
 
-@dataclass(slots=True)
-class Upload:
+class Upload(Struct):
     """A write whose data comes in chunks. Ask the gate for `needs` before taking the first."""
 
     needs: tuple[Need, ...]

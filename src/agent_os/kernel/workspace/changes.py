@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from agent_os.kernel import beneath
 from agent_os.kernel.workspace.protected import is_protected, outward
 
@@ -53,8 +55,7 @@ class Change:
         return f"{self.kind}:{self.type}:{self.mode}:{self.sha256_new}"
 
 
-@dataclass(frozen=True)
-class CopyBase:
+class CopyBase(Struct, frozen=True):
     """What copy mode knows about its start: which paths were copied, and when that was finished."""
 
     paths: frozenset[str]

@@ -16,12 +16,14 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from agent_os.abi.errors import EACCES, EBUSY, ECONFLICT, EEXIST, EINVAL, EIO, ENOENT, ENOSPC
 from agent_os.kernel import beneath
@@ -36,8 +38,7 @@ _ABANDONED_NS = 60 * 10**9  # a workspace this old is held by its agent, or by n
 _CLOCK_REALTIME_COARSE = 5  # the clock that stamps files; not named by the standard library
 
 
-@dataclass(frozen=True)
-class Meta:
+class Meta(Struct, frozen=True):
     name: str
     project: str
     mode: str
@@ -191,8 +192,7 @@ class Workspaces:
         raise ENOENT("workspace.none", f"there is no workspace{where}", hint="agentctl run -- CMD makes one")
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(Struct, frozen=True):
     """One kept workspace. The sandbox mounts `upper` and `work`; after the run only they and the project count."""
 
     path: Path

@@ -6,6 +6,7 @@ it is closed after the last. An entry is done when its rename (or unlink, or mkd
 resolved physically beneath a descriptor, on both sides. Never decides what is protected and never runs anything.
 """
 
+import dataclasses
 import errno
 import json
 import os
@@ -13,8 +14,10 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from agent_os.abi.errors import EINVAL, EIO, ENOSPC
 from agent_os.kernel import beneath
@@ -30,8 +33,7 @@ Facts = tuple[int, ...] | None  # what identifies an entry of the project; None:
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """One entry the project changed as well. Nothing of it was written."""
 
     change: Change
@@ -43,8 +45,7 @@ class Conflict:
         return self.change.path
 
 
-@dataclass
-class Report:
+class Report(Struct):
     committed: list[Change] = field(default_factory=list[Change])
     withheld: list[Change] = field(default_factory=list[Change])  # protected, and nobody allowed them
     refused: list[Change] = field(default_factory=list[Change])
@@ -58,8 +59,7 @@ class Report:
         return not (self.dry_run or self.withheld or self.refused or self.conflicts or self.failed)
 
 
-@dataclass
-class Step:
+class Step(Struct):
     change: Change
     seen: Facts
     planned: bool = True  # False: looked at and without conflict, but not part of this commit
@@ -97,7 +97,7 @@ class Intent:
         self.save_to(self.home)
 
     def save_to(self, home: int) -> None:
-        steps = [asdict(step) for step in self.steps.values()]
+        steps = [asdict(step) | {"change": dataclasses.asdict(step.change)} for step in self.steps.values()]
         write_json(home, INTENT, {"id": self.id, "open": self.open, "steps": steps})
 
     def landed(self, change: Change) -> bool:
@@ -134,8 +134,7 @@ def write_json(directory: int, name: str, value: object) -> None:
     os.fsync(directory)
 
 
-@dataclass
-class Landing:
+class Landing(Struct):
     """One commit. `plan` decides every entry without writing, `land` writes what was decided."""
 
     lower: int
@@ -170,7 +169,9 @@ class Landing:
         free = held.sift(candidates)
         self.steps = sorted(free, key=lambda step: _order(step.change))
         self.report.withheld += held.of("withheld")
-        self.report.refused += [replace(change, refused=held.reasons[change]) for change in held.of("refused")]
+        self.report.refused += [
+            dataclasses.replace(change, refused=held.reasons[change]) for change in held.of("refused")
+        ]
         self.report.conflicts += [Conflict(change, held.reasons[change]) for change in held.of("conflict")]
         self._require_room()
 
@@ -269,7 +270,7 @@ class Landing:
             if error.errno in _MOVED:
                 self.report.conflicts.append(Conflict(change, f"the project changed there: {error.strerror}"))
             else:
-                self.report.failed.append(replace(change, refused=f"cannot be written: {error.strerror}"))
+                self.report.failed.append(dataclasses.replace(change, refused=f"cannot be written: {error.strerror}"))
         else:
             step.done = True
             self.report.committed.append(change)

@@ -8,8 +8,9 @@ holds the capability is not asked here.
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL, ELABEL, AgentOSError
 from agent_os.abi.syscalls import BY_NAME
@@ -38,8 +39,7 @@ _LEAVING = {"http": "SYS_EXEC", "tool": "SYS_EXEC", "shell": "SYS_EXEC", "llm": 
 Table = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     name: str
     agent: str
     role: str
@@ -59,8 +59,7 @@ class Outcome(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """One call that was made, as far as rules look at it."""
 
     seq: int

@@ -6,8 +6,9 @@ called unreachable only where that is proved; what cannot be proved is not repor
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent_os.abi.syscalls import Effect as Class
 from agent_os.kernel.authority.capability import Capability
@@ -28,8 +29,7 @@ _FRESH = "\x01"  # a name that no pattern can hold: what matches it, matches by 
 _SEVERITY = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.FORBID: 2}
 
 
-@dataclass(frozen=True, order=True)
-class Finding:
+class Finding(Struct, frozen=True, order=True):
     where: Where
     kind: str  # unreachable, allow-in-forbid, unknown-agent, unknown-tool, unknown-class, powerful-list, rule-of-two
     rule: str

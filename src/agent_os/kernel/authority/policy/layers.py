@@ -10,10 +10,11 @@ share; a reload makes a new one beside the old and swaps one pointer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from hashlib import sha256
 from typing import Literal
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.authority.capability import STARTING_SET
@@ -41,8 +42,7 @@ _MOST_KNOWN = 1024  # decisions that are remembered, of what and of which rules
 STRICTNESS = {Mode.SHADOW: 0, Mode.ENFORCE: 1, Mode.STRICT: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Would:
+class Would(Struct, frozen=True):
     """What a layer in shadow mode would have said."""
 
     effect: Effect
@@ -50,8 +50,7 @@ class Would:
     layer: Layer
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     effect: Effect
     rule: Rule | None = None  # which decided; None: no rule did
     layer: Layer | None = None

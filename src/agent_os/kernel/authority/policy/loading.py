@@ -5,11 +5,11 @@ understood: nothing is skipped. A project's file is a stranger's: it is read ben
 link, and only a regular file of a bounded size.
 """
 
+import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) 
         except EINVAL as error:
             problems += problems_of(error)
         else:
-            files.append(replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
+            files.append(dataclasses.replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
     if problems:
         refuse(problems)
     return tuple(files)

@@ -4,15 +4,15 @@ Owns the place of a thing in a file and the nearest known name. Never reads a fi
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL
 
 
-@dataclass(frozen=True, order=True)
-class Where:
+class Where(Struct, frozen=True, order=True):
     file: str
     line: int  # from 1; 0: the file as a whole
 
@@ -20,8 +20,7 @@ class Where:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-@dataclass(frozen=True, order=True)
-class Problem:
+class Problem(Struct, frozen=True, order=True):
     where: Where
     what: str
 

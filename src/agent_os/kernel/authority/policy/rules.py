@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+from msgspec import Struct
+
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.authority.capability import Capability
 from agent_os.kernel.authority.constraints import ROWS
@@ -47,8 +49,7 @@ class Mode(StrEnum):
     STRICT = "strict"  # refused, and a forbid ends the agent
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(Struct, frozen=True):
     count: int
     seconds: float
 
@@ -65,8 +66,7 @@ class Rate:
         return cls(count, per_ms / 1000)
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """Whom a rule is about: agents by name, or all of a role."""
 
     text: str  # as written
@@ -100,8 +100,7 @@ class Subject:
         return self.names.within(other.names)
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     id: str
     effect: Effect
     what: tuple[Capability, ...]
@@ -125,8 +124,7 @@ class Rule:
         return any(subject.covers(name, role) for name, role in parties for subject in self.agents)
 
 
-@dataclass(frozen=True)
-class ClassRule:
+class ClassRule(Struct, frozen=True):
     """`[[class]]`: a class of data and who may read it."""
 
     name: str
@@ -134,8 +132,7 @@ class ClassRule:
     where: Where
 
 
-@dataclass(frozen=True)
-class SourceRule:
+class SourceRule(Struct, frozen=True):
     """`[[source]]`: what comes from there is better, or worse, than its kind's default."""
 
     what: tuple[Capability, ...]
@@ -144,8 +141,7 @@ class SourceRule:
     where: Where
 
 
-@dataclass(frozen=True)
-class SinkRule:
+class SinkRule(Struct, frozen=True):
     """`[[sink]]`: what may go there. `integrity` trusted: nothing untrusted; `classes`: only these, None for all."""
 
     what: tuple[Capability, ...]
@@ -155,8 +151,7 @@ class SinkRule:
     where: Where
 
 
-@dataclass(frozen=True)
-class DeclassifyRule:
+class DeclassifyRule(Struct, frozen=True):
     """`[[declassify]]`: this closed type, from this agent to that one, does not carry its sender's label."""
 
     sender: Subject
