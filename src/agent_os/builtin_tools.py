@@ -5,12 +5,12 @@ and whoever makes the means of an agent. Out: the tools, registered for all. The
 helpers, and are not here.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agent_os.abi.errors import EISOLATION
 from agent_os.abi.tools import ToolSpec
@@ -33,7 +33,9 @@ from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.supervisor.regex import Regex
 from agent_os.kernel.tools.means import SandboxRuns
 from agent_os.kernel.tools.registry import Call, Deed, Registry, Tool, Verified
-from agent_os.kernel.tools.servers import Servers
+
+if TYPE_CHECKING:
+    from agent_os.kernel.tools.servers import Servers
 
 Params = Mapping[str, Any]
 
@@ -72,7 +74,15 @@ def install(kernel: Kernel) -> None:
     finds = SandboxRuns(_nothing, "kernel")
     register(kernel.tools.registry, kernel.tools.means, Regex, finds)
     _browse(kernel)
-    kernel.tools.servers = Servers(kernel, mcp)
+    kernel.tools.make_servers = partial(_servers, kernel)
+    if any(kernel.store.items("mcp")):  # else with the first that is added
+        kernel.tools.servers = _servers(kernel)
+
+
+def _servers(kernel: Kernel) -> "Servers":
+    from agent_os.kernel.tools.servers import Servers
+
+    return Servers(kernel, mcp)
 
 
 def register(registry: Registry, of: Of, compiled: Compile, runs: Runs) -> list[Tool]:
@@ -142,4 +152,5 @@ def _editing(of: Of) -> Deed:
 
 
 def _digest(module: ModuleType) -> bytes:
-    return sha256(inspect.getsource(module).encode()).digest()
+    assert module.__file__
+    return sha256(Path(module.__file__).read_bytes()).digest()

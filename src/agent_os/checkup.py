@@ -31,11 +31,19 @@ from agent_os.abi.errors import EHOSTUNREACH, AgentOSError
 from agent_os.abi.heads import Note, parse_note, parse_verifier_key, split_notes
 from agent_os.abi.syscalls import Models, Status
 from agent_os.abi.tree import WIDTH
+from agent_os.client import place
 from agent_os.client.config import setting
 from agent_os.client.sources import open_source
+from agent_os.client.start import prepared
 from agent_os.client.wire import connect
+from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.first_token import FILE as TOKEN
+from agent_os.kernel import doctor as kernel_doctor
+from agent_os.kernel import plan
+from agent_os.kernel.journal import Journal
 from agent_os.kernel.journal.heads import ANCHOR, KEY, NEWEST, PUBLIC, read_mark
+from agent_os.kernel.orders import minimum_level as minimum_level
+from agent_os.sandbox import probe
 from agent_os.sandbox.probe import Check
 
 JOURNAL = "journal.db"
@@ -367,3 +375,35 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+class Examined(NamedTuple):
+    level: str  # of isolation, that this host reaches
+    checks: list[Check]
+    mends: list[Mend]  # what some of the fixes are, word by word
+
+
+async def examine() -> Examined:
+    """Everything the doctor looks at. A home that cannot be trusted is told, and nothing is tried in it."""
+    home, where = place.home(), place.control_socket()
+    found = modes(home, where)
+    with suppress(AgentOSError):  # `modes` says what is wrong
+        home = prepared(home)
+    here = plan.Host(home, Path.home(), dict(os.environ))
+    level, checks = await probe.examine()
+    if level != "S0":
+        journal = Journal.open(SqliteStore(None))  # what is tried here belongs on nobody's record
+        checks += [await kernel_doctor.workspace(here, journal), await kernel_doctor.proxy()]
+        await journal.close()
+    checks += [one.check for one in found]
+    if all(one.check.status == "ok" for one in found if one.check.name == "state"):
+        checks += [*kernel_doctor.home(here, level), *record(home)]
+    checks += [*kernel_doctor.installation(), packages(), *await running(where)]
+    return Examined(level, checks, [mend for one in found for mend in one.mends])
+
+
+def mended(mends: Sequence[Mend]) -> list[Check]:
+    """What was printed is done; then those checks again."""
+    for one in mends:
+        mend(one)
+    return [one.check for one in modes(place.home(), place.control_socket())]

@@ -27,16 +27,16 @@ def doctor(fix: bool, as_json: bool) -> int:
     if fix and os.geteuid() == 0:
         hint = "agentctl doctor says what to do; or run it as the user whose agents these are"
         raise EPERM("doctor.root", "agentctl doctor --fix changes nothing as root", hint=hint)
-    from agent_os.daemon import process as daemon
+    from agent_os import checkup
 
-    minimum = daemon.minimum_level()
-    level, checks, mends = asyncio.run(daemon.examine())
+    minimum = checkup.minimum_level()
+    level, checks, mends = asyncio.run(checkup.examine())
     done: list[str] = []
     if fix and mends:
         for one in mends:
             say(f"fix   {plain(str(one))}")
         try:
-            again = {check.name: check for check in daemon.mended(mends)}
+            again = {check.name: check for check in checkup.mended(mends)}
         except OSError as problem:
             raise EACCES("doctor.fix", f"{problem.filename or 'it'} could not be changed: {problem.strerror}") from None
         checks = [again.get(check.name, check) for check in checks]

@@ -14,6 +14,7 @@ import gc
 import json
 import logging
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -21,28 +22,27 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
-from agent_os import builtin_tools, checkup, first_token, model_drivers
+from agent_os import builtin_tools, first_token, model_drivers
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
 from agent_os.client import place
 from agent_os.client.start import ELSEWHERE, LOG, prepared
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.front_door import Doctor, FrontDoor
-from agent_os.kernel import control, plan
-from agent_os.kernel import doctor as kernel_doctor
+from agent_os.kernel import control
 from agent_os.kernel.boot import boot
-from agent_os.kernel.journal import Journal
 from agent_os.kernel.kernel import Kernel
-from agent_os.kernel.orders import minimum_level as minimum_level
-from agent_os.sandbox import probe
+from agent_os.lazy import is_waiting
 
 LOCK = "lock"
 HELD = 75  # the exit code of a kernel that found another one: try again
 _TO_BE_FREE = 10.0  # seconds for a kernel that is just ending
 _AGAIN = 0.01
 _TO_COME = 5.0
+_BEFORE_THE_REST, _BETWEEN_MODULES = 1.0, 0.005  # seconds
+_ROOMS = ("abi", "drivers", "kernel", "manifest")
 log = logging.getLogger("agent_os.daemon")
 
 
@@ -116,6 +116,21 @@ class _Say:
             self._fd = -1
 
 
+async def load_the_rest(kernel: Kernel) -> None:
+    """What the start left out, one module at a time: a kernel whose files are replaced goes on with its own version."""
+    await asyncio.sleep(_BEFORE_THE_REST)
+    for room in _ROOMS:
+        package = import_module(f"agent_os.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if kernel.halting:
+                return
+            with suppress(ModuleNotFoundError):  # a driver whose extra is not installed
+                vars(import_module(found.name))
+            await asyncio.sleep(_BETWEEN_MODULES)
+    for name in [name for name, module in sys.modules.items() if is_waiting(module)]:
+        vars(sys.modules[name])
+
+
 async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     """The kernel's life: boot, serve, end."""
     began = time.monotonic()
@@ -138,6 +153,7 @@ async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
     server = await loop.create_unix_server(kernel.control_protocol, sock=listener)
     say.once(ready=os.getpid())
     log.info("ready after %.0f ms, process %d, home %s", (time.monotonic() - began) * 1000, os.getpid(), home)
+    kernel.start(load_the_rest(kernel))
     await kernel.ended.wait()
     _unlink(where)
     server.close()
@@ -229,35 +245,3 @@ def _set_limits() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-class Examined(NamedTuple):
-    level: str  # of isolation, that this host reaches
-    checks: list[probe.Check]
-    mends: list[checkup.Mend]  # what some of the fixes are, word by word
-
-
-async def examine() -> Examined:
-    """Everything the doctor looks at. A home that cannot be trusted is told, and nothing is tried in it."""
-    home, where = place.home(), place.control_socket()
-    found = checkup.modes(home, where)
-    with suppress(AgentOSError):  # `modes` says what is wrong
-        home = prepared(home)
-    here = plan.Host(home, Path.home(), dict(os.environ))
-    level, checks = await probe.examine()
-    if level != "S0":
-        journal = Journal.open(SqliteStore(None))  # what is tried here belongs on nobody's record
-        checks += [await kernel_doctor.workspace(here, journal), await kernel_doctor.proxy()]
-        await journal.close()
-    checks += [one.check for one in found]
-    if all(one.check.status == "ok" for one in found if one.check.name == "state"):
-        checks += [*kernel_doctor.home(here, level), *checkup.record(home)]
-    checks += [*kernel_doctor.installation(), checkup.packages(), *await checkup.running(where)]
-    return Examined(level, checks, [mend for one in found for mend in one.mends])
-
-
-def mended(mends: Sequence[checkup.Mend]) -> list[probe.Check]:
-    """What was printed is done; then those checks again."""
-    for one in mends:
-        checkup.mend(one)
-    return [one.check for one in checkup.modes(place.home(), place.control_socket())]

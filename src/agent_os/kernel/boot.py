@@ -44,52 +44,11 @@ async def boot(
     await journal.record(kernel.governing.at_boot(), sync=True)
     if agents:
         # These need Linux; embedding programs do not.
-        from agent_os.kernel import (
-            asking,
-            auditing,
-            beside,
-            front,
-            granting,
-            health,
-            metrics,
-            operator,
-            outside,
-            remembering,
-            rules,
-            safe,
-            tokens,
-        )
-        from agent_os.kernel.bus import office
-        from agent_os.kernel.goals import desk
-        from agent_os.kernel.models import desk as models
-        from agent_os.kernel.supervisor import bonds, doors, looking
-        from agent_os.kernel.tools import servers
+        from agent_os.kernel.guests import Guests
+        from agent_os.kernel.operations import Operations
 
-        kernel.guests = operator.Guests(kernel)  # launchers, processes, their streams
-        for door in (
-            operator,
-            beside,
-            front,
-            auditing,
-            metrics,
-            remembering,
-            safe,
-            asking,
-            granting,
-            rules,
-            doors,
-            looking,
-            bonds,
-            desk,
-            health,
-            office,
-            tooling,
-            servers,
-            models,
-            tokens,
-            outside,
-        ):
-            kernel.operations = {**kernel.operations, **door.PREPARE}
+        kernel.guests = Guests(kernel)  # launchers, processes, their streams
+        kernel.operations = Operations()  # what operators ask
     outsiders = kernel.outside.restore if agents else None  # programs elsewhere that may come again
     await kernel.recovery.at_boot(outsiders)  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start

@@ -22,8 +22,7 @@ from agent_os.kernel.authority.labels import of_mount as label_of
 from agent_os.kernel.authority.patterns import Flaw, compiled
 from agent_os.kernel.authority.policy.rules import SourceRule
 from agent_os.kernel.opened import Mounted
-from agent_os.kernel.supervisor.admission import MOST_GENERATIONS
-from agent_os.kernel.table import Agent, Ended, as_file
+from agent_os.kernel.table import MOST_GENERATIONS, Agent, Ended, as_file
 from agent_os.kernel.workspace import Workspace
 
 MOUNT = "mount"  # where such a handle comes from

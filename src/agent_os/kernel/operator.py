@@ -21,7 +21,7 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.abi.text import portable
-from agent_os.kernel import auditing, endowment, levels, outputs, rules, works
+from agent_os.kernel import endowment, levels, outputs, rules, works
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.guests import Guests
 from agent_os.kernel.orders import minimum_level
@@ -114,6 +114,8 @@ def _inspect(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
     held = [{"handle": one.id, "capability": str(one.capability), "origin": one.origin} for one in agent.holdings]
     more = {"capabilities": held, "order": agent.order, **kernel.bonds.listing(agent.id)}
     more["goals"] = [one.shown() for one in kernel.scheduler.of(agent.id)]
+    from agent_os.kernel import auditing
+
     return Act(lambda: Done({**_row(agent), **more, **auditing.story(kernel, agent.id)}))
 
 

@@ -7,6 +7,7 @@ happens here; the gate decides, records, and then acts. Operator operations live
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,6 @@ _OPERATORS = frozenset(one.number for one in abi.TABLE if one.operator)
 _MOST_RANDOM = 1024
 _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants it
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
-_decoders = {one.number: msgspec.msgpack.Decoder(one.request).decode for one in abi.TABLE}
 _NEVER: Callable[[], Done] = Done
 _ANY = {
     5,
@@ -65,7 +65,7 @@ _ANY = {
 def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
     """Find, decode, understand. What is wrong with the body names the field; an unknown number names itself."""
     op = asked.op
-    if op not in _decoders:
+    if op not in BY_NUMBER:
         later = LATER.get(op)
         raise ENOSYS("op", f"there is no syscall {op}" + (f" yet: {later}" if later else ""))
     operator = op in _OPERATORS
@@ -81,10 +81,15 @@ def prepare(kernel: "Kernel", caller: Caller, asked: Asked) -> Act:
     return act
 
 
+@cache
+def _decoder(op: int) -> Callable[[bytes], Body]:
+    return msgspec.msgpack.Decoder(BY_NUMBER[op].request).decode
+
+
 def _decode(asked: Asked) -> Body:
     raw = asked.raw if asked.raw != b"\xc0" else b"\x80"  # no body is an empty one
     try:
-        request = _decoders[asked.op](raw)
+        request = _decoder(asked.op)(raw)
     except frames.UNREADABLE as problem:
         raise EINVAL("body", f"{BY_NUMBER[asked.op].name}: {problem}") from None
     if asked.op in _ANY:

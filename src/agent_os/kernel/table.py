@@ -33,6 +33,7 @@ SYSTEM = "system"  # where a name is looked for that its caller's namespace does
 ROOT_PID = 1  # of `system/root`, which is kernel code and has no row
 OURS = frozenset({"host", "kernel", "operator", "root"})  # a log, an account, whoever signs where no agent does
 MAX_PROCESSES = 1024
+MOST_GENERATIONS = 8  # below an agent that an operator started
 MOST_ENDED = 1000  # rows of agents that ended, for whoever asks soon after
 _LONGEST_NAME = 127  # with its namespace
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")

@@ -97,7 +97,8 @@ class Tools:
         self._kernel = kernel
         self.registry = Registry(time.monotonic, self._line, self._sees)
         native.register(self.registry)
-        self.servers: Servers | None = None  # of MCP, set by the composition root
+        self.servers: Servers | None = None  # of MCP; None until there is one
+        self.make_servers: Callable[[], Servers] | None = None  # set by the composition root
         self._browsers: dict[str, Helped] = {}
         self._starting: dict[str, asyncio.Lock] = {}
 

@@ -22,12 +22,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from agent_os.sandbox import confine, landlock, root, seccomp, spec, syscalls
+from agent_os.sandbox.spec import FIRST_HOST_UID, HOST_UIDS, Config
 
-FIRST_HOST_UID, HOST_UIDS = 200_000, 4096
 _QUIET_SECONDS = 0.005  # without a request or an end: then a spare is made, not while it would delay somebody
 _NEW = (
     syscalls.CLONE_NEWUSER
@@ -38,17 +37,6 @@ _NEW = (
     | syscalls.CLONE_NEWCGROUP
     | syscalls.CLONE_NEWPID
 )
-
-
-@dataclass(frozen=True)
-class Config:
-    entry: str  # module:function that runs a native agent; its import is the preload
-    path: list[str]  # added to sys.path, because -S leaves site-packages out
-    prefixes: list[str]  # of the interpreter, shown to native agents
-    root_mode: bool
-    landlock_abi: int | None = None  # simulate an older kernel
-    without: tuple[str, ...] = ()  # leave layers out: tests and probes only; lowers the level
-    fail_at: str = ""  # fail at this step: tests only
 
 
 class StepFailed(Exception):

@@ -21,10 +21,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agent_os.sandbox import launcher as launcher_room
 from agent_os.sandbox.beside import Commands
 from agent_os.sandbox.cgroup import Group
-from agent_os.sandbox.spec import SpawnSpec, SpecError, encode
+from agent_os.sandbox.spec import FIRST_HOST_UID, HOST_UIDS, Config, SpawnSpec, SpecError, encode
 
 READY_SECONDS = 30.0
 # Spawns under way. Linux counts descriptors in flight per user and against the sender's own limit, which an agent's is.
@@ -33,7 +32,11 @@ _MAX_RECEIVED = 32
 JOINED = "joined"  # among sources
 _TRIES = 4  # launchers that may die under one spawn
 _LEASES = "/run/agent-os.uids"
-_BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
+# Its modules are compiled once, whatever PYTHONDONTWRITEBYTECODE says. Agents write no bytecode: `userland.native`.
+_BOOT = (
+    "import sys; sys.dont_write_bytecode = False; sys.path.insert(0, sys.argv[4]); "
+    "from agent_os.sandbox.launcher import main; main()"
+)
 _PACKAGE_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 Answer = tuple[dict[str, Any], list[int]]  # a record and the descriptors that came with it
@@ -56,7 +59,7 @@ class Lease:
     host_uid: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.host_uid = launcher_room.FIRST_HOST_UID + self.uid if self.lock >= 0 else os.geteuid()
+        self.host_uid = FIRST_HOST_UID + self.uid if self.lock >= 0 else os.geteuid()
 
     def release(self) -> None:
         if self.lock >= 0:
@@ -74,9 +77,9 @@ def lease_uid(root_mode: bool, again: int | None = None) -> Lease:
     if not root_mode:
         return Lease(1)
     lock = os.open(_LEASES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    first = int.from_bytes(os.urandom(2), "little") if again is None else again - launcher_room.FIRST_HOST_UID - 1
-    for offset in range(launcher_room.HOST_UIDS - 1):
-        uid = 1 + (first + offset) % (launcher_room.HOST_UIDS - 1)
+    first = int.from_bytes(os.urandom(2), "little") if again is None else again - FIRST_HOST_UID - 1
+    for offset in range(HOST_UIDS - 1):
+        uid = 1 + (first + offset) % (HOST_UIDS - 1)
         try:
             _lock_byte(lock, uid)
         except OSError:
@@ -187,7 +190,7 @@ class Process:
 class Launcher:
     """A running launcher. `start` returns when it can spawn; its death ends every agent it made."""
 
-    def __init__(self, config: launcher_room.Config, python: str) -> None:
+    def __init__(self, config: Config, python: str) -> None:
         self._config, self._python = config, python
         self._sending, self._mapping = asyncio.Lock(), asyncio.Lock()
         self._starting = asyncio.Semaphore(_AT_ONCE)
@@ -209,7 +212,7 @@ class Launcher:
         """`simulate` (landlock_abi, without, fail_at) stands for weaker hosts and failing steps in tests and probes."""
         shown = interpreter_prefixes() if prefixes is None else prefixes
         root = is_host_root() if root_mode is None else root_mode
-        self = cls(launcher_room.Config(entry, _library_paths(), list(shown), root, **simulate), python)
+        self = cls(Config(entry, _library_paths(), list(shown), root, **simulate), python)
         await self._launch()
         return self
 
@@ -223,7 +226,7 @@ class Launcher:
         fds = (theirs.fileno(), their_services.fileno())
         config = json.dumps(asdict(self._config))
         # Like -I, but for the one variable that we set: a program run again must walk its sets in the same order.
-        command = [self._python, "-Ps", "-S", "-B", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
+        command = [self._python, "-Ps", "-S", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
         env = {"PYTHONHASHSEED": "0"}
         quiet = subprocess.DEVNULL
         with theirs, their_services:

@@ -15,11 +15,25 @@ Net = Literal["none", "proxy", "unix"]
 Level = Literal["S0", "S1", "S2", "S3", "S4"]
 LEVELS: tuple[Level, ...] = ("S0", "S1", "S2", "S3", "S4")
 PROXY_PORT = 3128
+FIRST_HOST_UID, HOST_UIDS = 200_000, 4096  # root mode: the range that agents have uids of
 MAX_BYTES, MAX_DESCRIPTORS = 192 * 1024, 250  # of one order
 
 
 class SpecError(ValueError):
     """A field of the spec is wrong; says which and why."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a launcher is started with."""
+
+    entry: str  # module:function that runs a native agent; its import is the preload
+    path: list[str]  # added to sys.path, because -S leaves site-packages out
+    prefixes: list[str]  # of the interpreter, shown to native agents
+    root_mode: bool
+    landlock_abi: int | None = None  # simulate an older kernel
+    without: tuple[str, ...] = ()  # leave layers out: tests and probes only; lowers the level
+    fail_at: str = ""  # fail at this step: tests only
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ that is linear in its length. Credentials of the caller stay with the origin tha
 """
 
 import asyncio
-import html
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -240,6 +239,8 @@ def readable(page: str) -> str:
     what a page hides from people is told here, and what is told is untrusted."""
     text = _without_comments(_without_hidden(page))
     text = _SPACES.sub(" ", _TAG.sub(_in_place_of, text))
+    import html  # with its table of entities
+
     text = html.unescape(_NO_CHARACTER.sub("\ufffd", text))
     lines = (line.strip() for line in text.split("\n"))
     return _LINES.sub("\n\n", "\n".join(lines)).strip()

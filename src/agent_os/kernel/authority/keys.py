@@ -14,16 +14,23 @@ import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from msgspec import Struct
 
 from agent_os.abi.errors import EACCES, EIO
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers import aead
+    from cryptography.hazmat.primitives.kdf import hkdf, scrypt
+else:
+    hashes = lazy("cryptography.hazmat.primitives.hashes")
+    aead = lazy("cryptography.hazmat.primitives.ciphers.aead")
+    hkdf = lazy("cryptography.hazmat.primitives.kdf.hkdf")
+    scrypt = lazy("cryptography.hazmat.primitives.kdf.scrypt")
 
 CREDENTIAL = "agent-os-secrets"
 KEY_FILE = "keys/secrets.key"
@@ -53,7 +60,7 @@ class Source(Struct, frozen=True):
     def wrap(self, key: bytes) -> Wrapped:
         salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
         n = SCRYPT_N if self.how == "passphrase" else 0
-        sealed = AESGCM(self._derived(salt, n)).encrypt(nonce, key, _WHAT)
+        sealed = aead.AESGCM(self._derived(salt, n)).encrypt(nonce, key, _WHAT)
         return Wrapped(self.how, salt, nonce, sealed, n)
 
     def unwrap(self, wrapped: Wrapped, what: Path) -> bytes:
@@ -65,7 +72,7 @@ class Source(Struct, frozen=True):
         if not self.path.exists():
             raise EACCES("secrets.key", f"{what} cannot be opened: {self.path} is not there", hint=_GIVE[self.how])
         try:
-            return AESGCM(self._derived(wrapped.salt, wrapped.n)).decrypt(wrapped.nonce, wrapped.sealed, _WHAT)
+            return aead.AESGCM(self._derived(wrapped.salt, wrapped.n)).decrypt(wrapped.nonce, wrapped.sealed, _WHAT)
         except (InvalidTag, ValueError):
             reason = f"{what} does not open with the {self.how} of {self.path}: it is another one, or damaged"
             raise EACCES("secrets.key", reason, hint=_GIVE[self.how]) from None
@@ -73,8 +80,8 @@ class Source(Struct, frozen=True):
     def _derived(self, salt: bytes, n: int) -> bytes:
         material = self._read()
         if self.how == "passphrase":
-            return Scrypt(salt=salt, length=KEY_BYTES, n=n, r=8, p=1).derive(material)
-        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=_WHAT).derive(material)
+            return scrypt.Scrypt(salt=salt, length=KEY_BYTES, n=n, r=8, p=1).derive(material)
+        return hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=salt, info=_WHAT).derive(material)
 
     def _read(self) -> bytes:
         if self.made and not self.path.exists():

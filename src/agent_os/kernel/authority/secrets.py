@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,6 +26,12 @@ from agent_os.abi.errors import EACCES, EEXIST, EINVAL, EIO, ENOENT, EPERM
 from agent_os.kernel.authority import bindings, keys
 from agent_os.kernel.authority.bindings import Binding, require_name
 from agent_os.kernel.authority.redaction import Needles
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import aead
+else:
+    aead = lazy("cryptography.hazmat.primitives.ciphers.aead")
 
 PLACE = "secrets/safe.json"
 FORMAT = 1
@@ -292,7 +297,7 @@ class Safe:
 
     def _open_bindings(self, key: bytes, kept: Kept) -> tuple[Binding, ...]:
         try:
-            words = AESGCM(key).decrypt(kept.nonce, kept.bindings, _BINDINGS)
+            words = aead.AESGCM(key).decrypt(kept.nonce, kept.bindings, _BINDINGS)
         except (InvalidTag, ValueError):
             raise self._damaged("its bindings were changed") from None
         told: list[dict[str, Any]] = msgspec.json.decode(words)
@@ -301,7 +306,7 @@ class Safe:
     def _keep(self, state: _State, secrets: Mapping[str, tuple[Version, ...]], bound: tuple[Binding, ...]) -> None:
         nonce = os.urandom(keys.NONCE_BYTES)
         words = msgspec.json.encode([one.words() for one in bound])
-        sealed = AESGCM(state.key).encrypt(nonce, words, _BINDINGS)
+        sealed = aead.AESGCM(state.key).encrypt(nonce, words, _BINDINGS)
         kept = Kept(FORMAT, state.wrapped, {name: list(each) for name, each in secrets.items()}, nonce, sealed)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -312,11 +317,11 @@ class Safe:
 
     def _sealed(self, state: _State, name: str, number: int, value: bytes) -> Version:
         nonce = os.urandom(keys.NONCE_BYTES)
-        return Version(number, nonce, AESGCM(state.key).encrypt(nonce, value, _about(name, number)), self._now())
+        return Version(number, nonce, aead.AESGCM(state.key).encrypt(nonce, value, _about(name, number)), self._now())
 
     def _unsealed(self, state: _State, name: str, version: Version) -> bytes:
         try:
-            return AESGCM(state.key).decrypt(version.nonce, version.sealed, _about(name, version.number))
+            return aead.AESGCM(state.key).decrypt(version.nonce, version.sealed, _about(name, version.number))
         except (InvalidTag, ValueError):
             raise self._damaged(f"version {version.number} of {name} was changed") from None
 

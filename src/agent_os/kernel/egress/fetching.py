@@ -6,13 +6,14 @@ TLS the certificate is checked and method and path are known to the gate. Follow
 no cookie; a secret is put on only here, and is not in what comes back.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from socket import socket
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import h11
 
 from agent_os.abi.errors import EACCES, EHOSTUNREACH, EINVAL, EIO, ETIMEDOUT, AgentOSError
 from agent_os.drivers.tools import Answer
@@ -22,6 +23,12 @@ from agent_os.kernel.egress.asking import Wanted, plain_path
 from agent_os.kernel.egress.attempt import Attempt, Limits, Stop
 from agent_os.kernel.egress.routes import default_tls
 from agent_os.kernel.egress.waiting import idle
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    import h11
+else:
+    h11 = lazy("h11")
 
 _PORTS = {"http": 80, "https": 443}
 _UNREACHABLE = frozenset({"net.resolve", "net.dial", "net.tls"})  # and nothing was sent

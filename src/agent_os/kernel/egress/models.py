@@ -8,14 +8,14 @@ The order of one request: target and headers → whole body → what it asks for
 waits or is answered, the agent's side is watched: a program that goes away has cancelled.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
-
-import h11
 
 from agent_os.abi.errors import (
     EAGAIN,
@@ -40,6 +40,12 @@ from agent_os.kernel.egress.waiting import idle
 from agent_os.kernel.models.dialects import MODELS, Wish, read
 from agent_os.kernel.models.passage import DIALECTS, EMBEDDINGS, Dialect, Passage, Through
 from agent_os.kernel.table import Agent
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    import h11
+else:
+    h11 = lazy("h11")
 
 LARGEST_BODY = 32 << 20  # bytes: what the providers themselves take
 _MOST_HELD = 64 << 20  # bytes of an agent's requests that are not answered yet
@@ -283,7 +289,7 @@ def _anything(data: bytes) -> None:
     pass
 
 
-async def _ended(*work: "asyncio.Future[None]") -> None:
+async def _ended(*work: asyncio.Future[None]) -> None:
     """However one waits for them, they are over when this returns; what they came to was told already."""
     for one in work:
         one.cancel()

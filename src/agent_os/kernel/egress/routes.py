@@ -10,6 +10,8 @@ checks and records the address) → TLS → ask the binding again and attach. Re
 a new request. A placeholder or a value that is on its way to anywhere else is refused, and `misused` is told.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import functools
@@ -20,10 +22,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qsl, urlencode
 
-import h11
 from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL, AgentOSError
@@ -35,6 +36,12 @@ from agent_os.kernel.egress.asking import Body, Headers, plain_path, stopped
 from agent_os.kernel.egress.attempt import Attempt, Leave, Stop
 from agent_os.kernel.egress.visit import CHUNK, Near, end_to_end, framing
 from agent_os.kernel.egress.waiting import idle, until_last
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    import h11
+else:
+    h11 = lazy("h11")
 
 DOOR = "/_api/"
 BASE = "http://127.0.0.1:3128" + DOOR
@@ -249,7 +256,7 @@ class Routes:
 
     # ------------------------------------------------------------------------------------------------ sending
 
-    async def _connect(self, attempt: Attempt, route: Route, near: Near) -> "_Link":
+    async def _connect(self, attempt: Attempt, route: Route, near: Near) -> _Link:
         remote = await near.dial(attempt, canonical_host(route.host), route.port)
         where = endpoint(route.host, route.port)
         try:
@@ -272,7 +279,7 @@ class Routes:
             raise
         return _Link(attempt, near, reader, writer)
 
-    async def _exchange(self, link: "_Link", request: h11.Request, path: str, route: Route) -> None:
+    async def _exchange(self, link: _Link, request: h11.Request, path: str, route: Route) -> None:
         upstream = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * link.near.limits.header_bytes)
         field = self._given(route, request).binding.place == "field"
         body = await self._whole_body(link, request) if field else None
@@ -293,7 +300,7 @@ class Routes:
             link.send(b"".join(upstream.send(event) or b"" for event in (*events, h11.EndOfMessage())))
         await _send_reply(link, upstream, needles)
 
-    async def _send_body(self, link: "_Link", upstream: h11.Connection) -> None:
+    async def _send_body(self, link: _Link, upstream: h11.Connection) -> None:
         """The body as it comes in. Returns early if the server stops reading: its answer, or none, tells."""
         look = self.guard(link.attempt)
         while True:
@@ -314,7 +321,7 @@ class Routes:
             if isinstance(event, h11.EndOfMessage):
                 return
 
-    async def _whole_body(self, link: "_Link", request: h11.Request) -> bytes:
+    async def _whole_body(self, link: _Link, request: h11.Request) -> bytes:
         look, body = self.guard(link.attempt), bytearray()
         if any(name == b"expect" for name, _ in request.headers):
             await link.near.tell(h11.InformationalResponse(status_code=100, headers=[]))

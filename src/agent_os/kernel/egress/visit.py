@@ -9,15 +9,16 @@ piles up, and an idle connection holds no buffer. These calls do not yield while
 without it one busy connection would hold the loop.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import h11
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,6 +29,12 @@ from agent_os.kernel.egress.attempt import Attempt, Limits, Stop, advice_to_api,
 from agent_os.kernel.egress.hello import TLS_HANDSHAKE, ClientHello
 from agent_os.kernel.egress.socks import SOCKS4, SOCKS5, Handshake
 from agent_os.kernel.egress.waiting import half_close, idle, until_all, until_last
+from agent_os.lazy import lazy
+
+if TYPE_CHECKING:
+    import h11
+else:
+    h11 = lazy("h11")
 
 CHUNK = 128 * 1024  # what one direction of one connection holds in memory at most
 MOST_SHOWN = 256 * 1024  # bytes of a body that is read before it is sent, for a person to judge

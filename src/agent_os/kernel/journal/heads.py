@@ -11,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from agent_os.abi.entries import Head
 from agent_os.abi.errors import EIO
@@ -33,7 +32,7 @@ class Signer:
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
-        self.public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.public = key.public_key().public_bytes_raw()
         self.key_id = key_id(self.public)
 
     @classmethod

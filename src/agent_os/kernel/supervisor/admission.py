@@ -18,7 +18,7 @@ from agent_os.kernel.authority import capability
 from agent_os.kernel.authority.capability import Capability
 from agent_os.kernel.authority.handles import Handle, Holdings
 from agent_os.kernel.calls import Need
-from agent_os.kernel.table import Agent, Table, bare
+from agent_os.kernel.table import MOST_GENERATIONS, Agent, Table, bare
 from agent_os.manifest import granting, writing
 from agent_os.manifest.agency import Agency, base
 from agent_os.manifest.capabilities import CapabilityCeiling
@@ -26,7 +26,6 @@ from agent_os.manifest.model import AgentManifest
 from agent_os.manifest.roles import AgentRole
 from agent_os.manifest.settling import runtime
 
-MOST_GENERATIONS = 8  # below an agent that an operator started
 RUNTIMES = ("python", "exec", "model")
 CALLER, MANIFEST, GRANT, ROLE, PLACE, AGENCY, CEILING = range(1, 8)  # steps; from 8 on they are the gate's
 _SPAWN = frozenset({"spawn"})

@@ -24,12 +24,15 @@ from agent_os.kernel.journal import Draft
 from agent_os.kernel.signals import STOPS
 from agent_os.kernel.supervisor import record as moves
 from agent_os.kernel.supervisor.life import Life, is_permanent
-from agent_os.kernel.supervisor.orders_of import as_given, endowed, is_changed, order
 from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
 from agent_os.kernel.table import Agent, bare
+from agent_os.lazy import lazy
 
 if TYPE_CHECKING:
+    from agent_os.kernel.supervisor import orders_of
     from agent_os.kernel.supervisor.fleet import Fleet
+else:
+    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
 
 log = logging.getLogger("agent_os.fleet")
 
@@ -66,7 +69,7 @@ class Beginning:
     def _anew(self, spec: Spec) -> list[Put]:
         """A model's manifest is its program: with another one, what it did before is another run's."""
         kernel = self._fleet.kernel
-        if spec.runtime != "model" or not is_changed(kernel.store, spec):
+        if spec.runtime != "model" or not orders_of.is_changed(kernel.store, spec):
             return []
         return [Put("lives", spec.id, str(kernel.journal.aseq(spec.id) + 2).encode())]
 
@@ -121,7 +124,9 @@ class Beginning:
     def _asleep(self, spec: Spec) -> Agent:
         """It was told to stand still in an earlier life: nothing of it runs until somebody lets it go on."""
         kernel, parent = self._fleet.kernel, self._above(spec)
-        written = as_given(kernel.store, spec, kernel.env, parent) or order(spec, kernel.env, parent)
+        written = orders_of.as_given(kernel.store, spec, kernel.env, parent) or orders_of.order(
+            spec, kernel.env, parent
+        )
         kind = "guest" if spec.runtime == "exec" else "native"
         return kernel.recovery.asleep(spec.id, {**written, "parent": parent and parent.id}, kind=kind)
 
@@ -136,15 +141,15 @@ class Beginning:
             parent=parent and parent.id,
             lived=lived,
             anew=not again,
-            puts=[endowed(spec, written)],
+            puts=[orders_of.endowed(spec, written)],
         )
 
     def _order(self, spec: Spec, parent: Agent | None) -> tuple[dict[str, Any], bool]:
         """What it is started by, and whether that is what it was given in an earlier life."""
         kernel = self._fleet.kernel
-        if known := as_given(kernel.store, spec, kernel.env, parent):
+        if known := orders_of.as_given(kernel.store, spec, kernel.env, parent):
             return known, True
-        return {**order(spec, kernel.env, parent), "budget": self._fleet.windows.limits(spec)}, False
+        return {**orders_of.order(spec, kernel.env, parent), "budget": self._fleet.windows.limits(spec)}, False
 
     def _above(self, spec: Spec) -> Agent | None:
         """Its supervisor's row. None: root's, which is the operator."""
@@ -160,7 +165,7 @@ class Beginning:
         written, again = self._order(spec, parent)
         agent = kernel.table.admit(spec.id, "context", parent=parent and parent.id, isolation="none")
         agent.order = written
-        puts = [endowed(spec, written)]
+        puts = [orders_of.endowed(spec, written)]
         try:
             if not again:
                 granted = [capability.parse(text) for text in written["caps"]]

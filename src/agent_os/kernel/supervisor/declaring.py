@@ -22,17 +22,20 @@ from agent_os.kernel.journal import Draft
 from agent_os.kernel.supervisor import record as moves
 from agent_os.kernel.supervisor.graph import Graph, Needs
 from agent_os.kernel.supervisor.keeping import told
-from agent_os.kernel.supervisor.orders_of import disowned, require_possible
 from agent_os.kernel.supervisor.record import Record
 from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
 from agent_os.kernel.supervisor.terms import State
 from agent_os.kernel.table import OURS, bare
+from agent_os.lazy import lazy
 from agent_os.manifest.names import PARTS, resolved
 
 if TYPE_CHECKING:
+    from agent_os.kernel.supervisor import orders_of
     from agent_os.kernel.supervisor.fleet import Fleet
     from agent_os.manifest.problems import Problem
     from agent_os.manifest.reading import Read
+else:
+    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
 
 _MOST_SHOWN = 200  # changed keys of one agent
 Tree = Mapping[str, Any]
@@ -258,7 +261,7 @@ class Declaring:
         for one in gone:
             await fleet.stop(one, by)  # somebody may have started it while others stopped; nothing waits from here on
             buried = fleet.kernel.lives.buried(one)
-            puts = [*fleet.kept.drop(one), *buried, disowned(one), *fleet.pacing.forget(one)]
+            puts = [*fleet.kept.drop(one), *buried, orders_of.disowned(one), *fleet.pacing.forget(one)]
             body = frames.encode_body({"event": "delete", "by": by, "agent": one})
             await fleet.kernel.journal.record(Draft("kernel", Kind.CHANGE, body=body), sync=True, puts=puts)
         fleet.declared()
@@ -280,7 +283,7 @@ def _impossible(specs: Sequence[Spec], reads: "Mapping[str, Read]") -> "list[Pro
         try:
             if spec.id in (ROOT_ID, *PARTS) or bare(spec.id) in OURS:
                 raise EINVAL("manifest", f"name: {bare(spec.id)} is the kernel's own", hint="choose another name")
-            require_possible(spec)
+            orders_of.require_possible(spec)
             _require_room(spec)
         except AgentOSError as error:
             key, _, message = error.reason.partition(": ")

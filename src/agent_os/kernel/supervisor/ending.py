@@ -29,7 +29,6 @@ from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
 from agent_os.kernel.supervisor.terms import OVER, ROOT
 from agent_os.kernel.table import Agent, Ended, bare
 from agent_os.manifest.names import resolved
-from agent_os.manifest.settling import STOPPED
 
 if TYPE_CHECKING:
     from agent_os.kernel.supervisor.fleet import Fleet
@@ -235,5 +234,7 @@ def _plain(decision: Decision) -> Any:
 def _is_finished(agent: Agent) -> bool:
     """Whether that run is over: it said so itself and well, or it has no record that another life could go on with. A
     model's is also over when it was stopped."""
+    from agent_os.manifest.settling import STOPPED
+
     well = (0, STOPPED) if agent.order.get("model") else (0,)
     return agent.kind != "native" or (agent.last_words is not None and agent.last_words.status in well)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from agent_os.manifest.names import PARTS, SYSTEM, resolved
-from agent_os.manifest.problems import nearest
 
 _MOST_NAMED = 12
 Edges = dict[str, tuple[str, ...]]
@@ -77,6 +76,8 @@ class Graph:
         return tuple(found)
 
     def _unknown(self, agent_id: str, key: str, name: str, fleet: Iterable[str], *, fatal: bool) -> None:
+        from agent_os.manifest.problems import nearest
+
         own = agent_id.partition("/")[0]
         near = nearest(name, [_as_seen_from(own, one) for one in (*fleet, *sorted(PARTS))])
         message = f"{agent_id}: {key} names {name!r}, which is not there"

@@ -7,11 +7,13 @@ its name. Decides nothing.
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from agent_os.kernel.authority.policy.loading import Text
 from agent_os.kernel.table import Agent
-from agent_os.manifest import granting
-from agent_os.manifest.model import AgentManifest
+
+if TYPE_CHECKING:
+    from agent_os.manifest.model import AgentManifest
 
 _HEAD = 'version = 1\ndefault = "capability"\n'
 
@@ -23,6 +25,8 @@ def name_of(agent: Agent) -> str:
 
 def texts(agent: Agent) -> list[Text]:
     """At most one."""
+    if "manifest" not in agent.order:
+        return []
     from agent_os.kernel.supervisor.admission import manifest_of  # which is about spawning, and needs the gate's parts
 
     manifest = manifest_of(agent)
@@ -30,7 +34,9 @@ def texts(agent: Agent) -> list[Text]:
     return [Text(name_of(agent), f"{_HEAD}{rules}".encode())] if rules else []
 
 
-def _rules(manifest: AgentManifest, name: str) -> Iterator[str]:
+def _rules(manifest: "AgentManifest", name: str) -> Iterator[str]:
+    from agent_os.manifest import granting
+
     can = manifest.capabilities
     if manifest.tools_deny:
         more = 'violation = "refuse"\nreason = "it is among tools_deny"\n'

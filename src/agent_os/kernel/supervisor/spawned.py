@@ -20,17 +20,20 @@ from agent_os.abi.errors import EIO, AgentOSError
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put
 from agent_os.kernel.journal import Draft
-from agent_os.kernel.supervisor import admission
 from agent_os.kernel.supervisor import record as moves
-from agent_os.kernel.supervisor.orders_of import disowned, endowed
 from agent_os.kernel.supervisor.record import Record
 from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
 from agent_os.kernel.supervisor.terms import OVER, State
 from agent_os.kernel.table import Agent, Ended, bare
+from agent_os.lazy import lazy
 
 if TYPE_CHECKING:
+    from agent_os.kernel.supervisor import admission, orders_of
     from agent_os.kernel.supervisor.fleet import Fleet
     from agent_os.kernel.supervisor.life import Life
+else:
+    admission = lazy("agent_os.kernel.supervisor.admission")
+    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
 
 Make = Callable[[Sequence[Put]], Awaitable[Agent]]
 log = logging.getLogger("agent_os.fleet")
@@ -85,7 +88,7 @@ class Spawned:
 
     def dropped(self, agent_id: str) -> list[Put]:
         """From here on nobody knows it; for the entry that tells of its end."""
-        return [*self._fleet.kept.drop(agent_id), disowned(agent_id), *self._fleet.pacing.forget(agent_id)]
+        return [*self._fleet.kept.drop(agent_id), orders_of.disowned(agent_id), *self._fleet.pacing.forget(agent_id)]
 
     async def disown(self, parent: str, why: str) -> None:
         """Its run is over: all that it spawned end, the youngest first, and for good."""
@@ -138,7 +141,7 @@ class Spawned:
         row.order = {**row.order, **admission.declared(admitted)}
         facts = {"event": "agency.narrowed", "max_children": most}
         draft = Draft(row.id, Kind.CHANGE, row.incarnation, body=frames.encode_body(facts))
-        puts = [endowed(spec, row.order), Put("agents", row.id, frames.encode_body(row.order))]
+        puts = [orders_of.endowed(spec, row.order), Put("agents", row.id, frames.encode_body(row.order))]
         await self._fleet.kernel.journal.record(draft, sync=True, puts=puts)
         return most
 

@@ -12,11 +12,14 @@ from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.drivers.store import Put
 from agent_os.kernel.journal import Draft
-from agent_os.kernel.supervisor.orders_of import allowance
 from agent_os.kernel.supervisor.specs import Spec
+from agent_os.lazy import lazy
 
 if TYPE_CHECKING:
+    from agent_os.kernel.supervisor import orders_of
     from agent_os.kernel.supervisor.fleet import Fleet
+else:
+    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
 
 WINDOWS = "windows"  # bucket: id → the window that was last filled
 _FORMS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
@@ -56,7 +59,7 @@ class Windows:
     def limits(self, spec: Spec) -> dict[str, int]:
         """All of its allowance, over what it has spent by now."""
         account = self._fleet.kernel.budgets.account(spec.id)
-        return {one: account.used(one) + limit for one, limit in allowance(spec.manifest).items()}
+        return {one: account.used(one) + limit for one, limit in orders_of.allowance(spec.manifest).items()}
 
     def forget(self, agent_id: str) -> Put:
         self._filled.pop(agent_id, None)

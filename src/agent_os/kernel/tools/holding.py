@@ -6,7 +6,6 @@ more steps than the kernel has. Every part of the work that a stranger can multi
 
 import math
 from collections.abc import Callable, Mapping, Sized
-from fractions import Fraction
 from typing import Any, cast
 
 from msgspec import Struct, field
@@ -357,6 +356,8 @@ def _number(schema: Words, value: Any, at: At, found: Found) -> None:
 def _is_multiple(value: Any, of: Any) -> bool:
     if abs(value) > _LARGEST_WHOLE:  # a float
         return False
+    from fractions import Fraction
+
     return (Fraction(str(value)) / Fraction(str(of))).denominator == 1
 
 

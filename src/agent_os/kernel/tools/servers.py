@@ -361,9 +361,11 @@ def _mcp(kernel: "Kernel", caller: Any, asked: Asked) -> Act:
     request = cast("abi.Mcp", asked.request)
 
     async def do() -> Done:
-        if kernel.tools.servers is None:
+        tools = kernel.tools
+        if tools.make_servers is None:
             raise EINVAL("mcp.none", "this kernel has no helpers for MCP servers")
-        return Done({"servers": await kernel.tools.servers.do(request, caller.id)})
+        tools.servers = tools.servers or tools.make_servers()
+        return Done({"servers": await tools.servers.do(request, caller.id)})
 
     return Act(do)
 

@@ -6,7 +6,6 @@ old file or the new one, never half.
 """
 
 import os
-import tempfile
 from pathlib import Path
 
 from agent_os.abi.errors import ENOENT
@@ -49,6 +48,8 @@ def put_back(target: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
+    import tempfile
+
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:

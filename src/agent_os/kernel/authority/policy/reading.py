@@ -5,7 +5,6 @@ file by. Comes out: a `PolicyFile`, or one EINVAL that lists every problem with 
 is an error: a rule that is read only in part would hold only in part.
 """
 
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -59,6 +58,8 @@ T = TypeVar("T")
 def read(data: bytes, file: str, layer: Layer, *, roles: Sequence[str] = ()) -> PolicyFile:
     """One policy file. EINVAL `policy.invalid`: all that is wrong with it. `roles`: those that there are, beside custom
     ones; none: whatever is written."""
+    import tomllib
+
     problems = Problems(file)
     most = MOST_BYTES if layer in _TRUSTED else MOST_BYTES_BELOW
     if len(data) > most:
