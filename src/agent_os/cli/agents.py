@@ -19,7 +19,6 @@ from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Await, Body, Budgets, Declared, History, Hold, ListAgents, Logs, Reach, Release, Tell
 from agent_os.cli import errors
 from agent_os.cli.asking import TO_LOOK, ask
-from agent_os.cli.budget import since_ns
 from agent_os.cli.changes import say
 from agent_os.cli.members import ROOT, SPARE, STATES, Row, cells, in_tree, is_shown, members, now, restarts, short
 from agent_os.cli.naming import AGENT, did_you_mean
@@ -406,6 +405,8 @@ def ended_with(status: int | None) -> int:
 @click.option("--since", metavar="TIME", help="Only since a moment (2026-01-31T12:00), or so long ago (30m, 12h, 7d).")
 def logs(name: str, follow: bool, last: int | None, since: str | None) -> None:
     """Show what agent NAME wrote, while it runs or afterwards."""
+    from agent_os.cli.budget import since_ns
+
     begin = since_ns(since) if since else 0
 
     async def read() -> None:

@@ -7,6 +7,7 @@ A verb is a click command. Its return value is the exit code (None is 0); it rai
 one handler here turns that into the message and the code.
 """
 
+import gc
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ import click
 
 import agent_os
 from agent_os.abi.errors import AgentOSError
-from agent_os.cli import errors
+from agent_os.cli import entry, errors
 
 _NO_VERB = re.compile(r"No such command '(.*?)'")
 _NO_CHOICE = re.compile(r"'(.*)' is not one of")
@@ -115,7 +116,9 @@ class AgentCtl(click.Group):
         if verb is None:
             return None
         module, _, name = verb.target.partition(":")
-        return getattr(import_module(module), name)
+        command = getattr(import_module(module), name)
+        gc.enable()
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -232,4 +235,4 @@ def _report_bug(error: Exception, as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry(main)

@@ -6,6 +6,7 @@ import sys
 import click
 
 from agent_os import __version__
+from agent_os.cli import version_line
 from agent_os.cli.output import output_option, print_json
 
 
@@ -13,9 +14,8 @@ from agent_os.cli.output import output_option, print_json
 @output_option(names=("version",))
 def version(as_json: bool) -> None:
     """Show the versions of Agent OS and Python."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    machine = os.uname().machine
     if as_json:
-        print_json({"version": __version__, "python": python, "platform": sys.platform, "machine": machine})
+        python = ".".join(map(str, sys.version_info[:3]))
+        print_json({"version": __version__, "python": python, "platform": sys.platform, "machine": os.uname().machine})
     else:
-        click.echo(f"agentctl {__version__}  python {python}  {sys.platform} {machine}")
+        click.echo(version_line())
