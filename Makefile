@@ -1,6 +1,6 @@
 # Needs python3.11 or later, pip, make and git. Everything else comes from the package index, by hash.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast bench soak chromium ui screenshots lock clean
+.PHONY: help setup run demo test test-fast size bench soak chromium ui screenshots lock clean
 
 # All state of `run` and `demo` stays in the checkout; the user's own is never touched.
 RUN_HERE := AGENT_OS_HOME="$(CURDIR)/.agent-os" .venv/bin/python
@@ -27,6 +27,9 @@ test: .venv/.ok  ## everything: lint, types, contracts, all tests, as root also 
 
 test-fast: .venv/.ok  ## lint, contracts, unit and property tests
 	@.venv/bin/python scripts/test --fast $(ARGS)
+
+size: .venv/.ok  ## lines, files, cycles, calls; fails where a figure rose (ARGS=--write keeps the figures of now)
+	@.venv/bin/python scripts/size $(ARGS)
 
 bench: .venv/.ok  ## measure; ratios of one run
 	@$(RUN_HERE) benchmarks/run.py $(ARGS)
