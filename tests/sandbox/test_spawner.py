@@ -51,6 +51,34 @@ def test_no_agent_has_host_uid_zero() -> None:
         assert all(200_000 < int(uid) < 204_096 for uid in uids)
 
 
+def test_two_agents_share_no_namespace_with_each_other_or_with_the_host() -> None:
+    """What lies in /proc/self/ns is the same file exactly where the namespace is the same."""
+    kinds = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+    script = "; ".join(f"readlink /proc/self/ns/{kind}" for kind in kinds)
+
+    async def body(launcher: Launcher) -> list[list[str]]:
+        async with agents.started(launcher, shell(f"{script}; exec sleep 60")) as (_, output):
+            first = [await asyncio.to_thread(agents.read_line, output) for _ in kinds]
+            second = await agents.run(launcher, shell(script))  # beside it: a number is used again after an end
+            return [[line.strip() for line in first], second.output.splitlines()]
+
+    seen = [*agents.drive(body), [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]]
+    for kind, *each in zip(kinds, *seen, strict=True):
+        assert all(name.startswith(f"{kind}:[") for name in each)
+        assert len(set(each)) == 3, each
+
+
+def test_of_the_host_a_guest_sees_a_few_facts_in_proc() -> None:
+    look = (
+        "cd /proc; for name in [!0-9]*; do"
+        ' if [ -d "$name" ]; then ls -A "$name" 2>/dev/null | grep -q . && echo "$name";'
+        ' else head -c 1 "$name" 2>/dev/null | grep -q . && echo "$name"; fi; done; true'
+    )
+    seen = set(agents.drive(lambda box: agents.run(box, shell(look))).output.split())
+    own = {"self", "thread-self", "mounts", "net"}
+    assert seen == own | {"cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems"}
+
+
 def test_the_exit_code_is_the_guests_own() -> None:
     assert agents.drive(lambda box: agents.run(box, shell("exit 7"))).code == 7
     assert agents.drive(lambda box: agents.run(box, shell("kill -9 $$"))).code == 137
