@@ -17,7 +17,7 @@ from agent_os.kernel.passing import Passing
 from agent_os.kernel.recorded import Recorded, digest
 from agent_os.kernel.table import Agent, Caller
 from agent_os.kernel.tooling import Tool, Verified
-from peer import greeted, with_kernel
+from peer import greeted, until, with_kernel
 
 LEDGER = ("tool:ledger:call",)
 
@@ -131,6 +131,26 @@ def test_a_step_that_breaks_or_mumbles_lets_nothing_through(step: str, fault: Ca
         assert not ledger.done
         assert [kind for kind, _, _ in entries(kernel, agent)] == ["DECISION"]
         assert kernel.budgets.account(agent.id).used("calls") == 0
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("part", ["identity", "capability"])
+def test_a_look_at_the_caller_that_breaks_lets_nothing_through(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 1 and 2, which are the gate's own."""
+
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        agent, peer = await greeted(kernel, caps=LEDGER)
+        with monkeypatch.context() as broken:
+            place = (kernel.gate, "_prepare") if part == "identity" else (kernel.gate.weighing, "hold")
+            broken.setattr(*place, lambda *about: fail())
+            with pytest.raises(EIO):
+                await peer.ask(Exec(tool="ledger"))
+        assert not ledger.done
+        assert [kind for kind, _, _ in entries(kernel, agent)] == ["DECISION"]
+        assert await peer.ask(Exec(tool="ledger")) == {"count": 1}, "the control"
 
     with_kernel(test)
 
@@ -469,6 +489,32 @@ def test_when_the_journal_fails_nothing_happens_and_every_call_says_so() -> None
             with pytest.raises(EIO, match="the disk is gone"):
                 await peer.ask(call)
         assert not ledger.done
+
+    with_kernel(test)
+
+
+def test_an_answer_does_not_leave_before_its_entry_is_committed() -> None:
+    async def test(kernel: Kernel) -> None:
+        ledger = Ledger()
+        kernel.tools.register(ledger.tool)
+        agent, peer = await greeted(kernel, caps=LEDGER)
+        put, committed = kernel.journal.put, list[Callable[[], None]]()
+
+        def slow(draft: Any, *, done: Callable[[], None] | None = None, **how: Any) -> int:
+            if draft.kind == Kind.OUTCOME and done:
+                committed.append(done)
+                done = None
+            return put(draft, done=done, **how)
+
+        kernel.journal.put = slow  # pyright: ignore[reportAttributeAccessIssue]
+        peer.say(frames.Call(1, 5, frames.body(Exec(tool="ledger"))))
+        await until(lambda: ("OUTCOME", 5, 0) in entries(kernel, agent))
+        peer.say(frames.Call(2, 28))
+        answers = [await peer.hear()]
+        for done in committed:
+            done()
+        answers.append(await peer.hear())
+        assert [one.id for one in answers if isinstance(one, frames.Reply)] == [2, 1]
 
     with_kernel(test)
 
