@@ -15,10 +15,12 @@ import pytest
 
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EIO, AgentOSError
+from agent_os.abi.heads import parse_note
 from agent_os.client.verify import verify
 from agent_os.drivers.store import Blob, Put, Row
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.journal import Draft, Journal, check
+from agent_os.kernel.journal import Draft, Journal, Signer, check
+from client.forger import Forger
 from journals import RESERVE, database, make, opened, public_key, result, run
 from shim_disk import ShimDisk, shim_disk
 
@@ -357,3 +359,27 @@ def test_a_build_that_does_not_check_the_tree_boots_on_it(tmp_path: Path, monkey
     changed = list(flips(tmp_path))
     monkeypatch.setattr(check, "damage", lambda _store, tiles, *_: tiles.load(_store.size()))
     assert any(opens(image) for _, image in changed)
+
+
+def forged_copy(home: Path, image: Path, how: str) -> Path:
+    forger = Forger(home, image, seed=1)
+    try:
+        if how == "entries with all their hashes":
+            forger.change_field(forger.pick())
+            forger.rebuild_tree()
+        elif how == "the signature of the newest head":
+            newest = parse_note(forger.ask("select value from kv where bucket = 'meta' and key = 'head'"))
+            forger.fact("meta", "head", Signer.new().note(newest.head))
+    finally:
+        forger.close()
+    return image
+
+
+def test_a_careful_forgery_refuses_to_boot(tmp_path: Path) -> None:
+    """Where every hash fits, only the signed head tells; where only the signature is another's, that alone."""
+    home = tmp_path / "home"
+    home.mkdir()
+    make(home, 700)
+    assert opens(forged_copy(home, tmp_path / "untouched", ""))
+    for number, how in enumerate(("entries with all their hashes", "the signature of the newest head")):
+        assert not opens(forged_copy(home, tmp_path / f"forged{number}", how)), how
