@@ -6,12 +6,15 @@ Lines are appended as they come, so that a run that is cut off still counts for 
 import json
 import os
 import signal
-from collections.abc import Iterator
+import zlib
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+import forkserver
 
 # How long one example takes depends on who else uses the machine. The same examples each time: whoever changes a line
 # is judged by that line. `make soak` looks for others.
@@ -32,6 +35,43 @@ def _signals() -> Iterator[None]:
 def _dispositions() -> list[Any]:
     heard = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     return [*heard, signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+
+
+# Here every program is started by its true command line: how it starts is a part of what is tested.
+_EXEC = ("tests/hostile/", "tests/faults/", "tests/sandbox/", "tests/test_packaging.py", "tests/cli/test_verbs.py")
+# Of the others one in twenty runs both ways, and in `make soak` all. AGENT_OS_TEST_EXEC=1 has nothing forked at all.
+_SAMPLE = 1 if os.environ.get("AGENT_OS_SOAK") else 20
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    test = metafunc.definition
+    name = test.nodeid
+    forked = test.get_closest_marker("integration") and not test.get_closest_marker("true_start")
+    if forked and not name.startswith((*_EXEC, "tests/kernel/")) and zlib.crc32(name.encode()) % _SAMPLE == 0:
+        metafunc.fixturenames.append("_start")
+        ways = [pytest.param("fork", id=pytest.HIDDEN_PARAM), pytest.param("exec", id="exec")]
+        metafunc.parametrize("_start", ways, indirect=True)
+
+
+@pytest.fixture
+def _start(request: pytest.FixtureRequest) -> str:
+    """How the programs of a test of the sample are started: `pytest_runtest_protocol` reads it."""
+    return request.param
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Programs are forked (see `forkserver`) unless a test is about how they start, or runs a second time."""
+    call = getattr(item, "callspec", None)
+    true = item.nodeid.startswith(_EXEC) or item.get_closest_marker("true_start")
+    if os.environ.get("AGENT_OS_TEST_EXEC") or true or (call and call.params.get("_start") == "exec"):
+        return (yield)
+    with forkserver.used():
+        return (yield)
+
+
+def pytest_unconfigure() -> None:
+    forkserver.server.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -33,7 +33,8 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ class Popen(_REAL):  # type: ignore[type-arg]
 
     _ended: int | None = None  # a pidfd, where it is not
 
-    def _execute_child(  # noqa: PLR0913, PLR0917
+    def _execute_child(
         self,
         args: Any,
         executable: Any,
@@ -198,6 +199,16 @@ class Popen(_REAL):  # type: ignore[type-arg]
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
             self.returncode = 0  # how it ended only its parent knows; nobody here asks
         return self.returncode
+
+
+@contextmanager
+def used() -> Iterator[None]:
+    """Whoever starts a program by `subprocess`, itself or by asyncio, has it forked."""
+    subprocess.Popen = Popen
+    try:
+        yield
+    finally:
+        subprocess.Popen = _REAL
 
 
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
@@ -495,10 +506,10 @@ def _run(codes: dict[str, tuple[Any, Any]], argv: Sequence[str]) -> None:
     os._exit(status)
 
 
-def _status(end):
-    if end.code is None: return 0
-    if isinstance(end.code,int): return end.code & 0xff
-    print(end.code,file=sys.stderr)
+def _status(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
     return 1
 
 

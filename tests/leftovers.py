@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forkserver
+
 _PR_SET_CHILD_SUBREAPER = 36
 _JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserve", "keys", "anchor", "operator.token")
 _LASTING = {*_JOURNAL, "lock", "level.json", "logs", "work", "run", "tmp", "secrets"}
@@ -51,7 +53,8 @@ def _found() -> set[tuple[int, str]]:
                 starts[int(entry.name)] = facts.split()[19]
                 if name.endswith("(agent-os-spare") and int(parent) != os.getpid():
                     spares.add(int(entry.name))
-    ours = (pid for pid in parents if pid not in spares and _descends(pid, os.getpid(), parents))
+    templates = forkserver.server.processes()  # no program of a test, but what it forks is
+    ours = (pid for pid in parents.keys() - spares - templates if _descends(pid, os.getpid(), parents))
     return {(pid, starts[pid]) for pid in ours}
 
 
