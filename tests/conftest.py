@@ -55,16 +55,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def _start(request: pytest.FixtureRequest) -> str:
-    """How the programs of a test of the sample are started: `pytest_runtest_protocol` reads it."""
+    """How the programs of a test of the sample are started: `_is_forked` reads it."""
     return request.param
+
+
+def _is_forked(item: pytest.Item) -> bool:
+    if os.environ.get("AGENT_OS_TEST_EXEC") or item.nodeid.startswith(_EXEC) or item.get_closest_marker("true_start"):
+        return False
+    call = getattr(item, "callspec", None)
+    return not call or call.params.get("_start") != "exec"
+
+
+_way = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Programs are forked (see `forkserver`) unless a test is about how they start, or runs a second time."""
-    call = getattr(item, "callspec", None)
-    true = item.nodeid.startswith(_EXEC) or item.get_closest_marker("true_start")
-    if os.environ.get("AGENT_OS_TEST_EXEC") or true or (call and call.params.get("_start") == "exec"):
+    forked, module = _is_forked(item), item.getparent(pytest.Module)
+    if module and module.stash.setdefault(_way, forked) != forked:
+        module.stash[_way] = forked
+        item.session._setupstate.teardown_exact(module.parent)  # fixtures of the file: its kernels start the other way
+    if not forked:
         return (yield)
     with forkserver.used():
         return (yield)
@@ -77,7 +89,8 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start processes come first: when a worker runs out of files, the others have only quick ones left."""
     long = {item.path for item in items if item.get_closest_marker("integration")}
-    items.sort(key=lambda item: item.path not in long)
+    files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (item.path not in long, files[item.path], not _is_forked(item)))
 
 
 def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:
