@@ -1,11 +1,15 @@
-"""Reports every test's outcome to `scripts/test`, which adds up several runs. Fixtures belong next to their tests.
+"""Which tests run as which user, in which order, and what `scripts/test` hears of each. Fixtures belong next to their
+tests.
 
-Lines are appended as they come, so that a run that is cut off still counts for what it did.
+A test that starts a process (a daemon, a sandbox, a guest, any program) says so: `integration` or `hostile`. Those run
+as root and as an ordinary user, unless `uid_free` says why the user id makes no difference; all others run once. An
+audit hook sees every start, so a test without its mark fails.
 """
 
 import json
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,12 +20,14 @@ from hypothesis import settings
 
 import forkserver
 
+# Our own modules and the rewritten tests take three times as long to load without cached bytecode.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # How long one example takes depends on who else uses the machine. The same examples each time: whoever changes a line
 # is judged by that line. `make soak` looks for others.
 settings.register_profile("patient", deadline=None, derandomize=not os.environ.get("AGENT_OS_SOAK"))
 settings.load_profile("patient")
-
-_REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +42,8 @@ def _dispositions() -> list[Any]:
     heard = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     return [*heard, signal.pthread_sigmask(signal.SIG_BLOCK, ())]
 
+
+# ---- how programs are started
 
 # Here every program is started by its true command line: how it starts is a part of what is tested.
 _EXEC = ("tests/hostile/", "tests/faults/", "tests/sandbox/", "tests/test_packaging.py", "tests/cli/test_verbs.py")
@@ -86,31 +94,136 @@ def pytest_unconfigure() -> None:
     forkserver.server.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first: when a worker runs out of files, the others have only quick ones left."""
-    long = {item.path for item in items if item.get_closest_marker("integration")}
+# ---- who starts processes
+
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"})
+_started: list[str] = []  # by the test that runs now
+_starters: set[tuple[str, str]] = set()  # fixtures: where they are defined, their names
+
+
+def _note_start(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        _started.append(f"{event} {arguments[1] if event == 'subprocess.Popen' else arguments[:1]}"[:200])
+
+
+sys.addaudithook(_note_start)
+
+
+def is_marked(item: pytest.Item, *names: str) -> bool:
+    return any(item.get_closest_marker(name) for name in names)
+
+
+def runs_twice(item: pytest.Item) -> bool:
+    return is_marked(item, "both_uids") or (
+        is_marked(item, "integration", "hostile") and not is_marked(item, "uid_free")
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _started.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    before = len(_started)
+    value = yield
+    if len(_started) > before:
+        _starters.add((fixturedef.baseid, fixturedef.argname))
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    result = yield
+    if not is_marked(item, "integration", "hostile"):
+        names = getattr(item, "fixturenames", ())
+        shared = [name for base, name in _starters if name in names and item.nodeid.startswith(base)]
+        if _started or shared:
+            what = _started[0] if _started else f"the fixture {shared[0]}"
+            pytest.fail(f"starts a process ({what}): mark it `integration` or `hostile`", pytrace=False)
+    return result
+
+
+# ---- which tests, in which order
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--again", metavar="FILE", help="only what runs as a second user too, and the tests that FILE names"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in ("uid_free", "both_uids"):
+            for mark in item.iter_markers(name):
+                if len(mark.args) != 1 or len(str(mark.args[0]).split()) < 3:
+                    raise pytest.UsageError(f"{item.nodeid}: {name} needs its reason: {name}('why')")
+        if runs_twice(item):
+            item.user_properties.append(("again", True))
+    if again := config.getoption("again"):
+        # The file names what root skipped, tests or whole files: some only an ordinary user can run.
+        skipped = set(Path(again).read_text(encoding="utf-8").splitlines())
+        chosen = [item for item in items if runs_twice(item) or {item.nodeid, item.nodeid.split("::")[0]} & skipped]
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
+    # Files that start processes come first: when a worker runs out of files, the others have only quick ones left.
+    long = {item.path for item in items if is_marked(item, "integration")}
     files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (item.path not in long, files[item.path], not _is_forked(item)))
 
 
-def _record(report: pytest.TestReport | pytest.CollectReport, outcome: str) -> None:
-    if not _REPORT:
-        return
-    line: dict[str, Any] = {"outcome": outcome, "test": report.nodeid, "seconds": getattr(report, "duration", 0.0)}
-    if outcome == "skipped":
+# ---- what scripts/test hears: a line for each test as it ends, so that a run that is cut off counts for what it did
+
+_REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")
+_WORST = ("passed", "skipped", "failed")
+_phases: dict[str, list[pytest.TestReport]] = {}
+
+
+def _write(line: dict[str, Any]) -> None:
+    if _REPORT:
+        with Path(_REPORT).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _record(report: pytest.TestReport | pytest.CollectReport, seconds: float = 0.0) -> None:
+    line: dict[str, Any] = {"outcome": report.outcome, "test": report.nodeid, "seconds": round(seconds, 4)}
+    if ("again", True) in map(tuple, getattr(report, "user_properties", ())):
+        line["again"] = True
+    if report.outcome == "skipped":
         # A skip's longrepr is (file, line, reason); an expected failure keeps its reason in `wasxfail`.
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
         line["reason"] = str(reason).removeprefix("Skipped: ")
-    with Path(_REPORT).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    _write(line)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    # A test is its call; set-up and tear-down count only when they decide the outcome.
-    if report.when == "call" or report.outcome != "passed":
-        _record(report, report.outcome)
+    phases = _phases.setdefault(report.nodeid, [])
+    phases.append(report)
+    # After the tear-down; a test in which xdist's worker died has no phase.
+    if report.when not in {"setup", "call"}:
+        del _phases[report.nodeid]
+        decisive = max(phases, key=lambda phase: _WORST.index(phase.outcome))
+        _record(decisive, sum(phase.duration for phase in phases))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
-        _record(report, report.outcome)
+        _record(report)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _write({"collected": len(session.items)})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    _write({"collected": len(ids)})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus() -> Generator[None, Any, Any]:
+    """No dots: scripts/test prints its own progress."""
+    status = yield
+    return (status[0], "", "") if _REPORT else status

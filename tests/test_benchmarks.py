@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("only loads the benchmarks")]
+
 RUN = Path(__file__).resolve().parent.parent / "benchmarks" / "run.py"
 
 

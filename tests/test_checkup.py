@@ -16,6 +16,8 @@ from agent_os.checkup import Found, Mend, clock, holder, mend, model_keys, modes
 from agent_os.sandbox.probe import Check
 from cli.desk import Desk
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:

@@ -134,6 +134,7 @@ def test_every_manifest_is_sound_and_costs_something_at_most(path: Path) -> None
         assert not name or read_script((path.parent / f"{name.partition('/')[2]}.yaml").read_text())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("folder", ["code"], indirect=True)
 def test_the_code_agent_makes_a_failing_test_pass(folder: Path) -> None:
     project = folder / "project"

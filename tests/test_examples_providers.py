@@ -18,7 +18,7 @@ from cli.desk import AGENTCTL, SECONDS, Desk, until
 from models.provider import KEY, Called, MockProvider, Say, Seen, Step
 from test_examples_run import EXAMPLES, waiting
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("model routes are the same for every user")]
 MODEL = "mine/small"
 QUESTION = "How long must a heap of compost rest?"
 ARGS_NO_JSON = '{"path": "/work/not'

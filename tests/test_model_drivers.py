@@ -10,6 +10,8 @@ from agent_os.abi.errors import EINVAL, ENOENT, EPERM
 from agent_os.model_drivers import Scripts
 from cli.desk import Desk
 
+pytestmark = pytest.mark.uid_free("model routes are the same for every user")
+
 MANIFEST = """
 name = "forger"
 role = "worker"

@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.uid_free("needs tools which the other user's copy lacks")
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = ["requirements.lock", "scripts/uv.lock.txt"]
@@ -87,6 +89,7 @@ def _python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=60)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [["-c", "import agent_os"], ["-m", "agent_os.cli.main", "--help"]])
 def test_start_up_loads_nothing_heavy_and_no_room_behind_the_door(words):
     trace = _python("-X", "importtime", *words).stderr
@@ -96,6 +99,7 @@ def test_start_up_loads_nothing_heavy_and_no_room_behind_the_door(words):
     assert not {name for name in loaded if name.split(".")[0] in HEAVY or name in rooms}
 
 
+@pytest.mark.integration
 def test_the_package_imports_on_another_platform():
     script = "import sys; sys.platform = 'darwin'; import agent_os, agent_os.cli.main; agent_os.AgentOSError"
     _python("-c", script)

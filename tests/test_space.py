@@ -62,6 +62,7 @@ def test_it_runs_where_nothing_can_be_isolated(monkeypatch: pytest.MonkeyPatch) 
     assert run(QUICK_START)["data"] == "Analyze data"
 
 
+@pytest.mark.integration
 def test_a_fresh_interpreter_of_another_platform_imports_no_linux_part() -> None:
     program = (
         f"import sys; sys.platform = 'darwin'\nimport ast, asyncio\nsource = {QUICK_START!r}\n"

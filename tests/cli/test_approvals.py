@@ -18,7 +18,7 @@ from cli.desk import AGENTCTL, SECONDS, Said
 from kernel.serving import until
 from kernel.test_asking import asked_kernel
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 Ctl = Callable[..., Awaitable[Said]]
 EVIL = "x\x1b[2J\nq-1  deployer wants nothing\u202e"
 

@@ -9,7 +9,7 @@ from agent_os.abi.heads import parse_note
 from cli.desk import Desk
 from journals import opened, result
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 
 
 def test_tail_shows_the_newest_entries(desk: Desk) -> None:

@@ -24,6 +24,8 @@ from cli.test_glance import glance
 from cli.test_members import declared, process
 from cli.test_top import fleet
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 FLEET = {
     "team": 'role = "supervisor"\nagency = "role"\n[supervision]\nchildren = ["clock", "tally"]\n',
     "clock": 'role = "service"\n[program]\nargv = ["sleep", "1000"]\n',

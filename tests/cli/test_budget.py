@@ -14,6 +14,8 @@ from agent_os.cli.budget import parse_limit, shown, since_ns
 from agent_os.kernel.journal import Draft
 from cli.test_approvals import Ctl, with_questions
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 
 @pytest.mark.parametrize(
     ("text", "limit"),

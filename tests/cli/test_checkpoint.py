@@ -4,7 +4,7 @@ import pytest
 
 from cli.desk import AGENT, Desk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 
 
 def test_a_checkpoint_is_taken_by_the_agent_and_told(desk: Desk) -> None:

@@ -10,7 +10,7 @@ from agent_os.abi.doors import Memory
 from agent_os.client.wire import connect
 from cli.desk import Desk, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 SMALL, LARGE, OTHER = "CANARY-small-7f3a", "CANARY-large-91bc", "CANARY-other-55d2"
 AGENT = f"""
 from agent_os import agent

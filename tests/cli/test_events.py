@@ -6,7 +6,7 @@ import pytest
 
 from cli.desk import SECONDS, Desk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 
 
 def test_events_show_who_did_what(desk: Desk) -> None:

@@ -11,6 +11,8 @@ import pytest
 from agent_os.cli.main import main
 from cli.desk import AGENTCTL, SECONDS, Desk, ended, until
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 CLOCK = 'name = "clock"\nrole = "service"\n[program]\nargv = ["sh", "-c", "echo tick; sleep 1000"]\n'
 READER = 'name = "reader"\nrole = "worker"\n[program]\nargv = ["sleep", "1000"]\n[dependencies]\nrequires = ["clock"]\n'
 TEAM = 'name = "team"\nrole = "supervisor"\nagency = "role"\n[supervision]\nchildren = ["clock", "reader"]\n'

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from agent_os.cli.following import Unsaid
 from cli.desk import AGENTCTL, SECONDS, Desk, until
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 POLICY = """
 version = 1
 default = "capability"

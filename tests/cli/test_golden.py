@@ -19,6 +19,8 @@ import yaml
 
 from cli.desk import AGENTCTL, SECONDS, Desk
 
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
+
 GOLDEN = Path(__file__).parent / "golden"
 CLOCK = 'name = "clock"\nrole = "service"\n[program]\nargv = ["sleep", "1000"]\n[labels]\nteam = "time"\n'
 READER = 'name = "reader"\nrole = "worker"\n[program]\nargv = ["sleep", "1000"]\n[dependencies]\nrequires = ["clock"]\n'

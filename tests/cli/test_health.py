@@ -9,6 +9,8 @@ from agent_os.cli import health
 from agent_os.cli.health import lines, model_names
 from cli.desk import Desk
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 NOW = 1_800_000_000.0
 FACTS: dict[str, Any] = {
     **{"version": "0.1.0", "pid": 4121, "seconds": 7300.0, "auto": False, "halting": False},

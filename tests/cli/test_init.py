@@ -13,6 +13,8 @@ from agent_os.drivers.models.scripted import read_script
 from agent_os.manifest.checks import oddities
 from cli.desk import Desk
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 
 @pytest.fixture(autouse=True)
 def _plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ def test_no_arguments_show_the_help(capsys):
     assert "Usage: agentctl" in capsys.readouterr().out
 
 
+@pytest.mark.integration
 def test_help_imports_no_verb():
     script = (
         "import sys; from agent_os.cli import main as cli; cli.main(['--help'])\n"
@@ -175,6 +176,7 @@ def test_a_bug_of_ours_is_one_clear_line_and_says_how_to_see_more(verb, capsys, 
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_a_reader_that_goes_away_causes_no_noise():
     process = subprocess.Popen([*AGENTCTL, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

@@ -10,7 +10,7 @@ import pytest
 from cli.desk import AGENTCTL, SECONDS, Desk
 from models.provider import KEY, Fail, MockProvider, Say
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 MANIFEST = """
 name = "asker"
 role = "worker"

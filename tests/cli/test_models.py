@@ -8,7 +8,7 @@ import pytest
 from cli.desk import AGENTCTL, SECONDS, Desk
 from models.provider import KEY, MockProvider, Say
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 
 
 def test_a_provider_is_added_tried_priced_and_removed(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from agent_os.cli import main as cli
 from agent_os.cli.naming import WITHIN_S, nearest
 from cli.desk import SECONDS, Desk
 
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
+
 SHELLS = ("bash", "zsh", "fish")
 
 

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import agent_os
+
+pytestmark = pytest.mark.integration
 
 SOURCE = str(Path(agent_os.__file__).parents[1])
 

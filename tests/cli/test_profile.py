@@ -10,6 +10,8 @@ from agent_os.cli import profile
 from cli.desk import Desk
 from cli.test_naming import completed
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 SHIPPED = {"python", "node", "shell", "claude-code"}
 MINE = """about = "mine"
 mount = ["~/shown"]

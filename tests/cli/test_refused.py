@@ -13,7 +13,7 @@ from agent_os.abi.errors import OUTCOMES
 from agent_os.cli import main as cli
 from cli.desk import Desk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 # Of each verb: words that are refused, and the error. `usage` is EINVAL before anybody was asked.
 REFUSED: dict[str, tuple[str, str]] = {
     "run": ("--min-isolation S9 -- true", "usage"),

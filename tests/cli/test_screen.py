@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from agent_os.cli.output import width
 from agent_os.cli.screen import cut
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 SECONDS = 60
 
 
@@ -34,6 +36,7 @@ print(listed(rows, ("NAME", "ROLE", "ISO", "NOW"), ("ISO", "PID", "ROLE")), flus
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("columns", "headings"),
     [(80, "NAME ROLE ISO NOW"), (42, "NAME ROLE ISO NOW"), (40, "NAME ROLE NOW"), (30, "NAME NOW"), (12, "NAME NOW")],

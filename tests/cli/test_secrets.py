@@ -11,7 +11,7 @@ import pytest
 from cli.desk import AGENTCTL, SECONDS, Desk, Said
 from guests.canary import files_below, sought
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 VALUE = "sk-canary/0123456789+abcdef"
 
 

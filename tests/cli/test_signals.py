@@ -8,6 +8,8 @@ import pytest
 
 from cli.desk import Desk, ended, until
 
+pytestmark = pytest.mark.integration
+
 TEAM = 'name = "team"\nrole = "supervisor"\nagency = "role"\n[supervision]\nchildren = ["one", "two"]\n'
 MEMBER = 'name = "NAME"\nrole = "worker"\n[program]\nargv = ["sleep", "1000"]\n[labels]\nnumber = "NAME"\nkind = "x"\n'
 DEAF = "trap '' TERM\necho ready\nwhile :; do sleep 1; done\n"

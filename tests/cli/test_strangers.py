@@ -62,6 +62,7 @@ def test_a_kernel_takes_no_library_from_the_project_it_is_started_in(
     assert not ran(tmp_path)
 
 
+@pytest.mark.integration
 def test_who_helps_to_verify_takes_no_library_from_the_current_directory(stranger: Path, tmp_path: Path) -> None:
     helper = verify._start_helper(tmp_path / "journal.db", (1, 1), [])
     assert helper.stdout

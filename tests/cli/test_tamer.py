@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from agent_os.cli.tamer import Tamer
 
+pytestmark = pytest.mark.uid_free("a terminal shows the same to every user")
+
 
 def tamed(*chunks: bytes) -> bytes:
     tamer = Tamer()

@@ -17,6 +17,8 @@ from cli.desk import AGENTCTL, SECONDS
 from cli.test_glance import Glance, glance
 from cli.test_members import declared, process
 
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
+
 TESTS = Path(__file__).resolve().parent.parent
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.desk import Desk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from cli.desk import Desk, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a terminal shows the same to every user")]
 POLICY = """
 version = 1
 default = "capability"

@@ -37,6 +37,7 @@ def workspace(project: Path, tmp_path: Path) -> Workspace:
     return made
 
 
+@pytest.mark.integration
 def test_diff_shows_each_change_and_what_to_do_next(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff"]) == 0
     out, err = capsys.readouterr()
@@ -45,6 +46,7 @@ def test_diff_shows_each_change_and_what_to_do_next(workspace: Workspace, capsys
     assert "agentctl commit fix-1" in err
 
 
+@pytest.mark.integration
 def test_diff_as_json_is_one_object_with_the_hashes(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     with open(os.fsencode(workspace.upper) + b"/\xff", "w") as file:
         file.write("raw")
@@ -59,6 +61,7 @@ def test_diff_as_json_is_one_object_with_the_hashes(workspace: Workspace, capsys
     assert os.fsencode(value["changes"][2]["path"]) == b"\xff"
 
 
+@pytest.mark.integration
 def test_a_patch_is_text_and_steers_no_terminal(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     (workspace.upper / "main.py").write_text("\x1b[2Jnew\n")
     (workspace.upper / "two\nlines\x1b[1m").write_text("x\n")
@@ -70,6 +73,7 @@ def test_a_patch_is_text_and_steers_no_terminal(workspace: Workspace, capsys: py
     assert sum(line.startswith("A ") for line in out.splitlines()) == 2
 
 
+@pytest.mark.integration
 def test_commit_writes_removes_the_empty_workspace_and_says_so(
     workspace: Workspace, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +86,7 @@ def test_commit_writes_removes_the_empty_workspace_and_says_so(
     assert not workspace.path.exists()
 
 
+@pytest.mark.integration
 def test_commit_without_a_person_withholds_protected_files_and_names_the_flag(
     workspace: Workspace, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +104,7 @@ def test_commit_without_a_person_withholds_protected_files_and_names_the_flag(
     assert (project / "Makefile").exists()
 
 
+@pytest.mark.integration
 def test_a_conflict_ends_with_nine_and_names_the_file(
     workspace: Workspace, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +116,7 @@ def test_a_conflict_ends_with_nine_and_names_the_file(
     assert workspace.path.exists()
 
 
+@pytest.mark.integration
 def test_only_the_named_path_is_committed(workspace: Workspace, project: Path) -> None:
     assert cli.main(["commit", "--only", "new"]) == 0
     assert (project / "new").exists()
@@ -118,6 +125,7 @@ def test_only_the_named_path_is_committed(workspace: Workspace, project: Path) -
     assert cli.main(["commit", "--only", "../x"]) == 2
 
 
+@pytest.mark.integration
 def test_discard_needs_a_yes_when_nobody_can_be_asked(
     workspace: Workspace, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +137,7 @@ def test_discard_needs_a_yes_when_nobody_can_be_asked(
     assert (project / "main.py").read_text() == "old\n"
 
 
+@pytest.mark.integration
 def test_a_running_agent_keeps_its_workspace(workspace: Workspace) -> None:
     with workspace.hold():
         assert cli.main(["diff"]) == 0
@@ -136,6 +145,7 @@ def test_a_running_agent_keeps_its_workspace(workspace: Workspace) -> None:
         assert cli.main(["discard", "--yes"]) == 9
 
 
+@pytest.mark.integration
 def test_unknown_and_missing_workspaces_end_with_three(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 from agent_os.abi.errors import EACCES, EINVAL
 from agent_os.client import config, place
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

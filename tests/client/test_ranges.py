@@ -21,6 +21,8 @@ from agent_os.kernel.journal import Draft
 from client.forger import Forger
 from journals import database, encode, opened, public_key
 
+pytestmark = pytest.mark.uid_free("a record is checked the same way for every user")
+
 CODES = [0, 1, 127, 128, 300, 65535]
 
 
@@ -78,6 +80,7 @@ def random_bytes(chance: random.Random) -> bytes:
     return chance.randbytes(chance.randrange(100))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("forge", [nothing_of_ours, one_more_value, cut_off, random_bytes])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_is_no_entry_is_named_in_whichever_process_finds_it(
@@ -95,6 +98,7 @@ def test_what_is_no_entry_is_named_in_whichever_process_finds_it(
         assert verify(forger.path, key=public_key(home), workers=workers).first_bad == seq
 
 
+@pytest.mark.integration
 def test_a_helper_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALONE", WIDTH)
     journals.make(tmp_path, 4 * WIDTH)

@@ -17,6 +17,8 @@ from agent_os.kernel.journal import Draft, Signer
 from client.forger import Forger
 from journals import database, opened, public_key, result, run
 
+pytestmark = pytest.mark.uid_free("a record is checked the same way for every user")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,6 +32,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALONE", 256)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_several_processes_come_to_the_same_report(home: Path, workers: int) -> None:
@@ -38,6 +41,7 @@ def test_several_processes_come_to_the_same_report(home: Path, workers: int) -> 
     assert report == verify(database(home), key=public_key(home), anchor=home / "anchor/heads", workers=1)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("seq", [2, 300, 770, 1400])
 def test_several_processes_name_the_same_bad_entry(home: Path, tmp_path: Path, seq: int) -> None:
@@ -48,6 +52,7 @@ def test_several_processes_name_the_same_bad_entry(home: Path, tmp_path: Path, s
         assert verify(forger.path, key=public_key(home), workers=workers).first_bad == seq
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("in_parts")
 def test_an_intent_may_be_answered_in_another_part(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
@@ -178,6 +183,7 @@ def test_a_wrong_argument_is_explained(home: Path, tmp_path: Path) -> None:
         verify(database(home), key="nonsense")
 
 
+@pytest.mark.integration
 def test_the_verifier_imports_nothing_of_the_kernel() -> None:
     code = (
         "import sys, agent_os.client.verify; "

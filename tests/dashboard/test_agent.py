@@ -12,7 +12,7 @@ from dashboard.fleet import Fleet, provider
 from dashboard.window import Home, Window, needs_browser
 from models.provider import MockProvider
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from cli.desk import until
 from dashboard.fleet import CONTROL, Fleet
 from dashboard.window import Home, Window, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 GUARD_MS = 350  # longer than a card that moved is guarded
 UNMOVED = """guard => new Promise(done => {
     let before = "", since = performance.now();

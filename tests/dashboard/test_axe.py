@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 from dashboard.fleet import Fleet, provider
 from dashboard.window import Home, Scheme, Window, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
 

@@ -6,7 +6,7 @@ from playwright.sync_api import Locator, Page, expect
 from dashboard.fleet import Fleet
 from dashboard.window import Home, Window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from agent_os.client.wire import connect
 from cli.desk import until
 from dashboard.window import Home, Window, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 SOAK = bool(os.environ.get("AGENT_OS_SOAK"))
 NUMBER, CHANGES_A_SECOND, LONGEST_MS = (1000, 30, 50) if SOAK else (500, 10, 200)
 SECONDS = 5.0

@@ -15,7 +15,7 @@ from agent_os.abi.syscalls import Tell
 from agent_os.client.wire import connect
 from dashboard.window import PAGES, Home, Window, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 ROUTES = {**{page: f"#/{page}" for page in PAGES}, "logs": "#/agent/default%2Fquiet?tab=logs"}
 SECONDS = 6.0
 STORM = 10  # changes a second

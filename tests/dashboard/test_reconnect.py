@@ -10,7 +10,7 @@ from agent_os.abi.doors import Gateway
 from cli.desk import ended, until
 from dashboard.window import Home, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 
 
 def test_a_killed_gateway_is_missed_and_found_again(browser: Browser, home: Home) -> None:

@@ -5,7 +5,7 @@ from playwright.sync_api import Browser, expect
 
 from dashboard.window import Home, Window, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 
 
 def kept(window: Window) -> str:

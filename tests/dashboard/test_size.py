@@ -10,6 +10,8 @@ import pytest
 
 from dashboard.window import ROOT
 
+pytestmark = pytest.mark.uid_free("a page shows the same to every user")
+
 STATIC = ROOT / "src" / "agent_os" / "gateway" / "static"
 LOCK = ROOT / "dashboard" / "package-lock.json"
 

@@ -11,7 +11,7 @@ from dashboard.fleet import Fleet
 from dashboard.test_approvals import card, closed, state, steady
 from dashboard.window import Home, a_window, needs_browser
 
-pytestmark = [pytest.mark.integration, needs_browser]
+pytestmark = [pytest.mark.integration, needs_browser, pytest.mark.uid_free("a page shows the same to every user")]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from kernel.bus.test_lives import native, post, seen
 from kernel.serving import until
 from kernel.supervisor.declared import World, in_world
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 PEERS = "[capabilities]\nipc_scope = 'peers'\nipc_peers = ['n']\n[budget]\nmessages = 'unlimited'\n"
 WELL_AND_BROKEN = pytest.mark.parametrize("broken", [False, True], ids=["well", "broken"])

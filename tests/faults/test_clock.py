@@ -21,7 +21,7 @@ from faults.processes import Processes
 from journals import database, public_key
 from peer import greeted, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 HOUR = 3600.0
 JUMPS = {"back an hour": -HOUR, "forward a day": 24 * HOUR, "frozen": None}

@@ -28,7 +28,7 @@ from faults.world import SOAK, VOUCHED
 from journals import opened
 from leftovers import adopt_orphans, becomes_true, cgroups, processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 AGENTS, SECONDS, KERNELS = (200, 60.0, 2) if SOAK else (30, 10.0, 2)
 FEWEST = 20  # strikes
 STRIKERS = 4  # at a time: some wait for an agent to stop

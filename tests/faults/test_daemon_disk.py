@@ -19,7 +19,7 @@ from faults.world import SOAK
 from journals import database
 from kernel.journal.test_faults import content, damaged_copy, entries_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 POWER_POINTS = [("after_act", 2), ("after_commit", 9), ("begun", 11), ("begun", 14)]
 TEARS = [7, 12, 20]

@@ -23,7 +23,7 @@ from agent_os.client.wire import Client
 from agent_os.userland import chromium
 from faults.daemons import Daemon
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 SECONDS = 300.0  # for machines that do much else
 PROGRAM = """
 from agent_os import agent

@@ -21,7 +21,7 @@ from faults.world import SOAK
 from journals import opened
 from leftovers import adopt_orphans, becomes_true, processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 KILLS = 60 if SOAK else 5
 RESTARTS = 5
 TO_START = 60.0  # seconds

@@ -23,6 +23,8 @@ from agent_os.kernel.kernel import Kernel
 from faults.world import SOAK
 from peer import Peer, agent, greeted, with_kernel
 
+pytestmark = pytest.mark.uid_free("a crash is recovered the same way for every user")
+
 CLAIM = 512 << 20
 CONNECTIONS = 10_000 if SOAK else 300
 
@@ -118,6 +120,7 @@ def test_no_operator_number_is_answered_on_an_agents_socket() -> None:
     with_kernel(test)
 
 
+@pytest.mark.integration
 def test_a_crowd_that_says_nothing_leaves_room_for_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MAX_PROCESSES", CONNECTIONS + 10)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

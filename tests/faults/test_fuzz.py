@@ -32,7 +32,7 @@ from agent_os.kernel.table import Agent
 from faults.world import SOAK
 from peer import Peer, agent, greeted, running
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 SECONDS = 600.0 if SOAK else 3.0
 CALLS, PAUSE = 200, 0.002  # of a neighbour at work, in one round; it is no flood

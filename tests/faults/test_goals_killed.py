@@ -7,6 +7,8 @@ import pytest
 
 from cli.desk import Desk, until
 
+pytestmark = pytest.mark.uid_free("a crash is recovered the same way for every user")
+
 PROGRAM = """
 from agent_os import agent
 

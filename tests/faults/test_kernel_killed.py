@@ -16,7 +16,7 @@ from agent_os.abi.errors import EPERM
 from faults.world import GATE_POINTS, JOURNAL_POINTS, SOAK, World, wait_until
 from journals import opened
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 INSTANTS, MOST_PER_WORLD = 1000 if SOAK else 25, 40
 STEPS = 6

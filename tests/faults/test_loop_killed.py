@@ -21,7 +21,7 @@ from faults.world import SOAK
 from journals import opened
 from leftovers import adopt_orphans, processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 TO_END = 120.0  # seconds; a safety limit
 TURNS = 4
 THINK, CHECKPOINT, EVENT = 19, 26, 41

@@ -23,7 +23,7 @@ from journals import opened
 from leftovers import adopt_orphans, processes
 from models.provider import MockProvider, Say, Seen, Step
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 TO_END = 120.0  # seconds; a safety limit
 THINK = 19
 KEY = "sk-canary-5f1b9c7d2e8a4036"

@@ -8,7 +8,7 @@ import pytest
 
 from cli.desk import Desk, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 PROGRAM = """
 import msgspec

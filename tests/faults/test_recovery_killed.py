@@ -13,7 +13,7 @@ from agent_os.abi.entries import Kind
 from faults.world import World
 from journals import opened
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 OPEN = 4  # effects under way when the kernel first dies
 

@@ -16,7 +16,7 @@ from faults.spending_process import KEEP_EVERY, LIMITS, MESSAGE
 from faults.world import wait_until
 from journals import RESERVE, database, opened
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a crash is recovered the same way for every user")]
 
 SCRIPT = Path(__file__).with_name("spending_process.py")
 LIVES = 3

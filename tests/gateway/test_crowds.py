@@ -12,7 +12,7 @@ from cli.desk import until
 from gateway.house import House
 from gateway.listening import heard, listening
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 CROWD = 150
 SLOWLY = {"rate": 0.5, "burst": 100}  # a turn comes back in 2 s, so that a test sees who has one
 

@@ -13,7 +13,7 @@ from agent_os.gateway.settings import Settings, require_safe
 from cli.desk import until
 from gateway.house import API, House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 
 
 def raw(house: House, method: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.house import House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 SERVER = """
 from agent_os import agent
 

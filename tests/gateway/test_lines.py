@@ -12,7 +12,7 @@ from agent_os.gateway.guard import too_deep
 from cli.desk import SECONDS, until
 from gateway.house import API, House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 ENTRY = f"{API}/agents/worker/memory/mem/working/large"
 LINES = 24
 PIECE = b"f000\r\n" + b" " * 0xF000 + b"\r\n"

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.house import House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 
 
 def test_a_viewer_reads_every_figure_of_the_specification(house: House) -> None:

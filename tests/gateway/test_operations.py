@@ -15,6 +15,8 @@ from agent_os.gateway.operations import Operation, Operations
 from cli.desk import until
 from gateway.house import House
 
+pytestmark = pytest.mark.uid_free("HTTP answers are the same for every user")
+
 
 async def value(given: Any, gate: asyncio.Event | None = None) -> Any:
     if gate:

@@ -13,7 +13,7 @@ from agent_os.abi.doors import Gateway
 from cli.desk import Desk, ended, until
 from gateway.house import House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 
 
 @pytest.fixture

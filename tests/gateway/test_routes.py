@@ -8,7 +8,7 @@ import pytest
 from cli.desk import until
 from gateway.house import API, House
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 DOER = """
 from agent_os import agent
 

@@ -22,7 +22,7 @@ from agent_os.client.wire import connect
 from gateway.house import House
 from gateway.listening import entries, expected, heard, listening, place
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 SECONDS = 120  # a safety limit
 BUSY = """
 from agent_os import agent

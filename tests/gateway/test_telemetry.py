@@ -12,6 +12,8 @@ from cli.desk import Desk, until
 from collector import attributes, collecting
 from gateway.house import House
 
+pytestmark = pytest.mark.uid_free("HTTP answers are the same for every user")
+
 
 def span(number: int) -> Exported:
     return Exported(1, number, None, "chat", 0, 1, {}, "")

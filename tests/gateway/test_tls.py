@@ -22,7 +22,7 @@ from websockets.exceptions import InvalidStatus
 from cli.desk import SECONDS, Desk
 from gateway.listening import PROTOCOL
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("HTTP answers are the same for every user")]
 API = "/api/v1"
 
 

@@ -16,7 +16,7 @@ from guests.canary import files_below, sought
 from guests.packages import NotToBeHad, Package, obtain
 from models.provider import KEY, Called, MockProvider, Say, Seen
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("model routes are the same for every user")]
 
 OPENAI = Package("openai-client", "pip", "openai==3.49.0", 120)
 ANTHROPIC = Package("anthropic-client", "pip", "anthropic==2.8.0", 120)

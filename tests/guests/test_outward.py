@@ -10,6 +10,8 @@ import pytest
 
 from guests.agentctl import AGENTCTL, Machine
 
+pytestmark = pytest.mark.integration
+
 # It opens a connection, tells what ends it, and tries again.
 VISITOR = """
 import socket, sys

@@ -24,6 +24,8 @@ from agent_os.kernel.tools.registry import MOST_OWN_BYTES
 from kernel.serving import Caller
 from kernel.tools.test_calling import Worker
 
+pytestmark = pytest.mark.hostile
+
 ANY = {"type": "object", "properties": {}, "additionalProperties": True}
 
 

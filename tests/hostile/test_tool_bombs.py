@@ -20,6 +20,8 @@ from agent_os.kernel.tools.output import bound
 from agent_os.kernel.tools.registry import Call, Deed, Registry
 from agent_os.kernel.tools.schema import Schema
 
+pytestmark = pytest.mark.hostile
+
 MOST_SECONDS = 2.0  # of the processor; what is bounded takes a tenth of one
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from agent_os.kernel import beneath
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 SECRET = "SECRET-5f1c"
 
 
@@ -83,6 +85,7 @@ while True:
 """
 
 
+@pytest.mark.integration
 def test_a_link_swapped_in_a_race_never_reads_the_secret(top: tuple[Path, int]) -> None:
     directory, root = top
     (directory / "door").symlink_to("file")

@@ -21,6 +21,8 @@ from kernel.authority.ruled import rule, ruled
 from peer import agent as admitted
 from peer import greeted, until, with_kernel
 
+pytestmark = pytest.mark.uid_free("the kernel decides the same for every user")
+
 
 def test_it_holds_what_there_was(tmp_path: Path) -> None:
     async def test(kernel: Kernel) -> None:

@@ -17,7 +17,7 @@ from agent_os.kernel.tooling import Tool
 from kernel.serving import Caller, serving, until
 
 Test = Callable[[Kernel, Client], Awaitable[None]]
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 
 def served(tmp_path: Path, test: Test) -> None:

@@ -16,6 +16,8 @@ from agent_os.kernel.authority.policy.rules import Effect, Layer
 from agent_os.kernel.calls import Need
 from agent_os.kernel.hiding import Covered, Place
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 EVERY = [Pattern.parse("file", "/**", rule=True)]
 HOWS: tuple[hiding.How, ...] = ("hide", "freeze", "keep")
 

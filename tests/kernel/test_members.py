@@ -13,6 +13,8 @@ import pytest
 import leftovers
 from agent_os.kernel import members
 
+pytestmark = pytest.mark.integration
+
 FAMILY = """
 import os, signal, sys, time
 for _ in range(int(sys.argv[1])):

@@ -17,6 +17,8 @@ from kernel.models.bench import MODEL, Bench, asked, bench
 from kernel.serving import Caller, serving
 from models.provider import Say
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 RULE = """
 version = 1
 default = "capability"

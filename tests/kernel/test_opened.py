@@ -26,6 +26,8 @@ from agent_os.kernel.vfs.shares import Share as Lent
 from kernel.authority.ruled import HEAD, rule, ruled
 from peer import Peer, greeted, running, until, with_kernel
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 BIG = "x" * (4 << 20)  # more than a peer has given credit for
 
 

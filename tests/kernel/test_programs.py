@@ -15,6 +15,8 @@ from agent_os.abi.errors import EINVAL
 from agent_os.kernel import orders, plan, programs
 from agent_os.kernel.programs import BOOT
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 
 @pytest.fixture
 def strangers_python() -> list[str]:
@@ -27,6 +29,7 @@ def strangers_python() -> list[str]:
     return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-I", "-S"]
 
 
+@pytest.mark.integration
 def test_our_package_is_found_though_the_folder_around_it_cannot_be_listed(strangers_python: list[str]) -> None:
     with tempfile.TemporaryDirectory() as top:  # not below pytest's own, which is closed to others
         os.chmod(top, 0o755)

@@ -34,6 +34,8 @@ from faults.processes import Processes
 from kernel.authority.ruled import HEAD, rule, ruled
 from peer import greeted, until, with_kernel
 
+pytestmark = pytest.mark.uid_free("the kernel decides the same for every user")
+
 AGENT = "default/gone"
 
 

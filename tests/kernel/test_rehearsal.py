@@ -14,7 +14,7 @@ from agent_os.client.wire import Client
 from agent_os.kernel.workspace import Workspaces
 from kernel.serving import entries, serving, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 PROGRAM = """
 import random

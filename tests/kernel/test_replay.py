@@ -24,6 +24,8 @@ from faults.inprocess import acks, kernel_with_processes, started
 from faults.processes import Processes
 from peer import until
 
+pytestmark = pytest.mark.uid_free("the kernel decides the same for every user")
+
 CALL = frames.encode_body(Now())
 
 

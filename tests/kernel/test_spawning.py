@@ -31,6 +31,8 @@ from kernel.authority.ruled import ruled
 from kernel.serving import serving
 from peer import agent, greeted, until, with_kernel
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 ENDED = Ended(ExitClass.REQUESTED, -1, "the test is done with it")
 CRASHED = Ended(ExitClass.SIGNAL, -9, "it crashed")
 MANIFEST = {"program": {"entry": "a.py"}}

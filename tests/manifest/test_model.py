@@ -26,6 +26,8 @@ from agent_os import (
 )
 from agent_os.manifest.model import Budget, Program
 
+pytestmark = pytest.mark.uid_free("asks for modules, nothing of a user")
+
 
 def test_a_name_and_a_role_are_a_manifest() -> None:
     one = AgentManifest.from_json('{"name":"worker-1","role":"Worker"}')
@@ -159,6 +161,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert caught.value.detail["problems"][0]["key"] == "name"  # pyright: ignore
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("word", ["agent_os", "agent_os.manifest.model", "agent_os.manifest.reading"])
 def test_a_manifest_needs_no_framework(word: str) -> None:
     script = f"import sys, {word}; print(sorted({{'pydantic', 'click', 'msgspec', 'cronsim'}} & set(sys.modules)))"

@@ -8,7 +8,7 @@ from mcp import MCPError
 
 from mcp_server.door import ERAS, Door, error, text, visit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 SERVER = """
 from agent_os import agent
 

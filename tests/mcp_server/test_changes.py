@@ -30,7 +30,7 @@ from kernel.serving import until as ready
 from mcp_server.door import ERAS, MEMORY, Door, visit
 from mcp_server.test_agents import MANIFEST, SCHEMAS, SERVER
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 WAYS = ("stdio", "http")
 TOOLS = ("one", "two", "three")
 NEAR = qualified("near")

@@ -19,7 +19,7 @@ import pytest
 from mcp_server import offering, programs
 from mcp_server.stand import Porter, Stand
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("needs Node, which the other user's copy lacks")]
 REVISIONS = ("2025-06-18", "2025-11-25", "2026-07-28")
 EXPECTED = Path(__file__).with_name("expected.toml")
 SECONDS = 280  # a safety limit: a run takes half a minute at most

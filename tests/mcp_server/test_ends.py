@@ -22,7 +22,7 @@ from gateway.house import House
 from kernel.serving import serving
 from mcp_server.door import MEMORY, error, text
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 ASKS = """
 version = 1
 default = "capability"

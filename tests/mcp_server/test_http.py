@@ -11,7 +11,7 @@ from mcp.client.streamable_http import streamable_http_client
 from gateway.house import House
 from mcp_server.door import ERAS, MEMORY, error, text, visit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 CAPS = [word for cap in MEMORY for word in ("--cap", cap)]
 HELLO = {
     "jsonrpc": "2.0",

@@ -16,7 +16,7 @@ from gateway.house import House
 from mcp_server import programs
 from mcp_server.door import ERROR, MEMORY
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("needs Node, which the other user's copy lacks")]
 NAMES = {"memory_store", "memory_retrieve"}
 WAYS = ("stdio", "http")
 MODES = (("legacy", "2025-11-25"), ({"pin": "2026-07-28"}, "2026-07-28"))

@@ -9,7 +9,7 @@ from mcp import MCPError
 from cli.desk import until
 from mcp_server.door import CLIENT, ERAS, MEMORY, Door, error, text, visit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 FORBIDS = """
 version = 1
 default = "capability"

@@ -9,7 +9,7 @@ from mcp_types import InputRequiredResult
 
 from mcp_server.door import Door, text, visit
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("MCP answers are the same for every user")]
 ASKS = """
 version = 1
 default = "capability"

@@ -124,6 +124,7 @@ def test_a_mistake_shows_when_the_file_is_loaded() -> None:
         async def rest(ctx: Any, *args: str) -> None: ...
 
 
+@pytest.mark.integration
 def test_declaring_loads_no_event_loop() -> None:
     code = "import sys; from agent_os import agent; sys.exit('asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -30,6 +30,8 @@ from agent_os.userland.mcp_client import Server
 from agents import drive, spec_of
 from guests.packages import NotToBeHad, Package, obtain
 
+pytestmark = pytest.mark.uid_free("MCP messages are the same for every user")
+
 HERE = Path(__file__).parent
 SECONDS = 240.0  # for machines that do much else
 EVERYTHING = Package("mcp-everything", "npm", "@modelcontextprotocol/server-everything@2026.8.31", 120)
@@ -82,6 +84,7 @@ async def failing(server: Server, name: str, **arguments: Any) -> AgentOSError:
 # Both eras.
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("era", "protocol"), [("auto", "2026-07-28"), ("legacy", "2025-11-25")])
 def test_both_eras_show_the_same_tools(era: str, protocol: str) -> None:
     async def body(server: Server) -> None:
@@ -125,6 +128,7 @@ _PRINTS: dict[str, list[str]] = {}
 # One that lies.
 
 
+@pytest.mark.integration
 def test_only_what_can_be_a_tool_of_ours_is_listed(tmp_path: Path) -> None:
     deep: dict[str, Any] = {}
     for _ in range(40):
@@ -161,6 +165,7 @@ def test_only_what_can_be_a_tool_of_ours_is_listed(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.integration
 def test_an_endless_listing_ends(tmp_path: Path) -> None:
     pages = [[tool(f"t{page}_{i}") for i in range(6)] for page in range(120)]
 
@@ -172,6 +177,7 @@ def test_an_endless_listing_ends(tmp_path: Path) -> None:
     assert len(found.left_out) == 600 - 512
 
 
+@pytest.mark.integration
 def test_a_changed_tool_has_another_fingerprint(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"to": {"type": "string"}, "cc": {"type": "string"}}}
     turned = {"properties": {"cc": {"type": "string"}, "to": {"type": "string"}}, "type": "object"}
@@ -202,6 +208,7 @@ def test_a_changed_tool_has_another_fingerprint(tmp_path: Path) -> None:
     assert heard == ["mcp.tools_changed"]
 
 
+@pytest.mark.integration
 def test_results_are_cut_counted_and_never_raised(tmp_path: Path) -> None:
     async def body(server: Server) -> None:
         value, parts = outcome(await server.call(CallMcp("long", limit=1 << 20)))
@@ -229,6 +236,7 @@ def test_results_are_cut_counted_and_never_raised(tmp_path: Path) -> None:
     with_server(hostile(tmp_path, [tool("untyped", outputSchema=schema), tool("long")]), body)
 
 
+@pytest.mark.integration
 def test_a_message_beyond_all_bounds_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_pipes, "LARGEST_MESSAGE", 1 << 20)
 
@@ -239,6 +247,7 @@ def test_a_message_beyond_all_bounds_ends_the_connection(tmp_path: Path, monkeyp
     with_server(hostile(tmp_path, [tool("long")]), body)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("opening", "kind"),
     [

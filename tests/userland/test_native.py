@@ -32,6 +32,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_ends_as_python_would(program: str, tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
@@ -132,6 +133,7 @@ def run_agent(argv: list[str], sockets: tuple[socket.socket, socket.socket], **w
     return ended, kernel
 
 
+@pytest.mark.integration
 def test_an_agent_is_run_with_its_input_and_its_result_is_told(program: Path, sockets: Any) -> None:
     ended, kernel = run_agent([f"{program}:count"], sockets, input=frames.body({"text": "one two three"}))
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -141,6 +143,7 @@ def test_an_agent_is_run_with_its_input_and_its_result_is_told(program: Path, so
     assert kernel.hello == frames.Hello(1, 1, ["checkpoint"])
 
 
+@pytest.mark.integration
 def test_words_of_the_command_line_are_input_too(program: Path, sockets: Any) -> None:
     _, kernel = run_agent([f"{program}:count", "text=a b c d"], sockets)
     assert kernel.exit is not None
@@ -157,6 +160,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "status", "failure", "said"), FAILURES)
 def test_a_failure_is_told_to_the_kernel_and_its_trace_to_stderr(
     name: str, status: int, failure: str | None, said: str, program: Path, sockets: Any
@@ -169,6 +173,7 @@ def test_a_failure_is_told_to_the_kernel_and_its_trace_to_stderr(
     assert kernel.exit["failure"] is None if failure is None else failure in kernel.exit["failure"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "lines"), [("fails", 1), ("refused", 2), ("absent", 0), ("odd", 0)])
 def test_an_author_is_shown_their_own_lines_and_none_of_ours(
     name: str, lines: int, program: Path, sockets: Any
@@ -179,11 +184,13 @@ def test_an_author_is_shown_their_own_lines_and_none_of_ours(
     assert ("Traceback" in said) is (lines > 0)
 
 
+@pytest.mark.integration
 def test_an_author_is_told_which_capability_is_missing_and_who_gives_it(program: Path, sockets: Any) -> None:
     said = run_agent([f"{program}:unfit"], sockets)[0].stderr
     assert said.endswith("  try: agentctl run --cap 'llm:mine/small:call', or capabilities in its manifest\n")
 
 
+@pytest.mark.integration
 def test_a_program_that_stops_early_can_hand_over_what_it_has(program: Path, sockets: Any) -> None:
     ended, kernel = run_agent([f"{program}:stops"], sockets)
     assert ended.returncode == 20
@@ -192,6 +199,7 @@ def test_a_program_that_stops_early_can_hand_over_what_it_has(program: Path, soc
     assert kernel.exit["failure"] == "stopped (turns)"
 
 
+@pytest.mark.integration
 def test_a_file_that_cannot_be_loaded_is_told(tmp_path: Path, sockets: Any) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import agent_os\n\nthis is no python\n")
@@ -202,6 +210,7 @@ def test_a_file_that_cannot_be_loaded_is_told(tmp_path: Path, sockets: Any) -> N
     assert "SyntaxError" in kernel.exit["failure"]
 
 
+@pytest.mark.integration
 def test_sigterm_ends_it_with_143(program: Path, sockets: Any) -> None:
     async def told(kernel: FakeKernel, call: frames.Call, body: Any) -> Any:
         await kernel.push_now("signal", {"signal": int(AgentSignal.SIGTERM)})
@@ -213,6 +222,7 @@ def test_sigterm_ends_it_with_143(program: Path, sockets: Any) -> None:
     assert kernel.exit["failure"] == "ended by SIGTERM"
 
 
+@pytest.mark.integration
 def test_a_kernel_that_goes_away_ends_it(program: Path, sockets: Any) -> None:
     async def go(kernel: FakeKernel, call: frames.Call, body: Any) -> Any:
         kernel.hang_up()
@@ -223,6 +233,7 @@ def test_a_kernel_that_goes_away_ends_it(program: Path, sockets: Any) -> None:
     assert "EPIPE kernel.gone" in ended.stderr
 
 
+@pytest.mark.integration
 def test_without_a_kernel_it_says_so(program: Path) -> None:
     code = f"{RUN}os._exit(native.run([{str(program)!r} + ':count']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -230,6 +241,7 @@ def test_without_a_kernel_it_says_so(program: Path) -> None:
     assert "no kernel on descriptor 3" in ended.stderr
 
 
+@pytest.mark.integration
 def test_what_an_agent_starts_does_not_speak_for_it(program: Path, sockets: Any) -> None:
     _, kernel = run_agent([f"{program}:children"], sockets)
     assert kernel.exit is not None

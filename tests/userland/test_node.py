@@ -34,6 +34,7 @@ def run(answers: Any = None, **welcome: Any) -> tuple[Any, FakeKernel]:
     return ended, kernel
 
 
+@pytest.mark.integration
 def test_it_says_hello_writes_reads_and_leaves_with_a_result() -> None:
     ended, kernel = run(input=frames.body({"name": "Ädä"}))
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Hello from Node, Ädä\n", "")
@@ -43,6 +44,7 @@ def test_it_says_hello_writes_reads_and_leaves_with_a_result() -> None:
     assert [(call.pos, call.seen) for call in kernel.calls] == [("0:1", 0), ("0:2", 1), (None, None)]
 
 
+@pytest.mark.integration
 def test_it_hears_a_refusal_and_says_so() -> None:
     async def full(kernel: FakeKernel, call: frames.Call, body: Any) -> Any:
         raise EDQUOT("vfs.quota", "64 of 64 MiB are used")
@@ -53,6 +55,7 @@ def test_it_hears_a_refusal_and_says_so() -> None:
     assert (kernel.exit["status"], kernel.exit["failure"]) == (1, "64 of 64 MiB are used")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", frames.encode(frames.Bye(71, "out"))])
 def test_what_is_not_the_wire_ends_it(what: bytes) -> None:
     async def garbage(kernel: FakeKernel, call: frames.Call, body: Any) -> Any:
@@ -88,6 +91,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.integration
 @settings(max_examples=10, deadline=None)
 @given(st.lists(VALUES, max_size=8))
 def test_its_msgpack_means_the_same_as_ours(values: list[Any]) -> None:

@@ -2,7 +2,11 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import pytest
+
 from agent_os.drivers.models.pricetable import look_up, version
+
+pytestmark = pytest.mark.uid_free("asks for modules and HTTP, nothing of a user")
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -26,6 +30,7 @@ def test_a_model_that_makes_no_text_has_none():
     assert look_up("openai", "whisper-1", NOW) is None
 
 
+@pytest.mark.integration
 def test_the_table_is_loaded_at_the_first_question_only():
     program = (
         "import sys; from datetime import UTC, datetime; from agent_os.drivers.models import pricetable\n"

@@ -18,6 +18,8 @@ from agent_os.drivers.models import Cancel, ModelFault
 from agent_os.drivers.models.wire import Cancelled, Endpoint, Watch, Wire
 from models.provider import KEY, MockProvider
 
+pytestmark = pytest.mark.uid_free("asks for modules and HTTP, nothing of a user")
+
 
 @pytest.mark.parametrize(
     "base",
@@ -42,6 +44,7 @@ def test_a_base_url_that_is_none_is_refused(base: str) -> None:
         Endpoint(base)
 
 
+@pytest.mark.integration
 def test_nothing_heavy_is_loaded_before_the_first_call() -> None:
     code = (
         "import sys\n"

@@ -22,7 +22,7 @@ from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Launcher, SandboxError
 from drivers.tools.means import Bodies
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("runs in the agents' sandbox, which both users test")]
 Execute = Callable[..., dict[str, Any]]
 
 

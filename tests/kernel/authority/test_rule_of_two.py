@@ -17,7 +17,7 @@ from agent_os.kernel.table import Actor
 from agent_os.kernel.tooling import Tool
 from kernel.serving import serving, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 WORK = untrusted("file:/work", PRIVATE)
 CAPS = ["tool:pay:call", "agent:*:spawn"]

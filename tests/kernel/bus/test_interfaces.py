@@ -13,7 +13,7 @@ from kernel.bus.test_doors import body
 from kernel.bus.test_lives import native
 from kernel.supervisor.declared import World, in_world
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 SERVER = """
 from agent_os import agent

@@ -16,7 +16,7 @@ from kernel.bus.test_doors import body
 from kernel.serving import until
 from kernel.supervisor.declared import World, health, in_world
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 READER = """
 import os

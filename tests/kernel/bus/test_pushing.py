@@ -22,6 +22,8 @@ from kernel.serving import until as becomes
 from kernel.supervisor.declared import World, in_world
 from peer import Peer, until, with_kernel
 
+pytestmark = pytest.mark.uid_free("the kernel decides the same for every user")
+
 
 async def pushed(peer: Peer) -> Any:
     heard = await peer.hear()

@@ -486,6 +486,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.integration
 def test_tls_passes_through_to_the_right_host(certificate: Path) -> None:
     async def scenario() -> None:
         serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -297,6 +297,7 @@ def test_socks_is_spoken_from_the_first_byte_or_not_at_all() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl command here to ask with")
 def test_curl_asks_by_name_and_is_refused_by_name() -> None:
     async def curl(*words: str) -> tuple[int, bytes]:

@@ -16,7 +16,7 @@ from agent_os.manifest.model import AgentManifest
 from agent_os.sandbox.hierarchies import detect
 from kernel.serving import serving, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 BY = "local:0"
 PROGRAM = """
 from agent_os import agent

@@ -4,7 +4,11 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from agent_os.kernel.guest import disk
+
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
 
 MB = 1 << 20
 

@@ -5,8 +5,12 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from agent_os.kernel.guest import filling
 from agent_os.kernel.guest.filling import LEAST, LONGEST, MOST, TICK, Pace, Place, step
+
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
 
 
 def place(top: Path, limit: int = 4 * LEAST) -> Place:

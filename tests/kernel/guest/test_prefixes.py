@@ -18,6 +18,8 @@ from agent_os.kernel.guest.prefixes import (
     venv_pythons,
 )
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

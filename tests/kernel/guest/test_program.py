@@ -17,6 +17,8 @@ from agent_os.abi.errors import EACCES, EINVAL, ENOENT, AgentOSError
 from agent_os.kernel import guest
 from agent_os.kernel.guest import Mount, Program, parse_duration, parse_env, parse_mount
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -153,6 +155,7 @@ def test_a_script_whose_interpreter_is_gone_says_so(host: Host) -> None:
 # --- installations
 
 
+@pytest.mark.integration
 def test_a_real_venv_in_the_workspace_brings_the_python_it_was_made_from(host: Host) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", host.work / ".venv"], check=True)
     found = host.resolve(".venv/bin/python", "-V")
@@ -162,6 +165,7 @@ def test_a_real_venv_in_the_workspace_brings_the_python_it_was_made_from(host: H
     assert found.prefixes == (() if base.is_relative_to("/usr") else (base,))
 
 
+@pytest.mark.integration
 def test_a_real_venv_elsewhere_is_shown_whole(host: Host) -> None:
     home = host.home / "envs" / "with space"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
@@ -468,6 +472,7 @@ def test_virtual_env_passes_only_for_a_program_of_that_venv(host: Host) -> None:
     assert "VIRTUAL_ENV" not in environment(host_env=host_env, program=host.resolve("sh"))
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_commits_in_a_repository_that_belongs_to_somebody_else(host: Host) -> None:
     def git(*words: str, told: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -485,6 +490,7 @@ def test_git_commits_in_a_repository_that_belongs_to_somebody_else(host: Host) -
     assert log.stdout == "agent <agent@agent-os.invalid> agent <agent@agent-os.invalid>\n"
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_program_that_asks_git_for_its_identity_finds_the_same_one(host: Host) -> None:
     env = environment() | {"HOME": str(host.home)}

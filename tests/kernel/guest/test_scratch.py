@@ -11,6 +11,8 @@ import pytest
 from agent_os.abi.errors import EACCES
 from agent_os.kernel.guest.scratch import scratch
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 DIES_WITHIN = """
 import os, pathlib, signal, sys
 from agent_os.kernel.guest.scratch import scratch
@@ -71,6 +73,7 @@ def test_it_is_gone_at_the_end_whatever_was_made_in_it(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
+@pytest.mark.integration
 def test_what_a_killed_kernel_left_is_swept_and_what_is_held_is_not(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", DIES_WITHIN, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL

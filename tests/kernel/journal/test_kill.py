@@ -12,6 +12,8 @@ from agent_os.abi.entries import Kind
 from agent_os.client.verify import verify
 from journals import database, opened, public_key, result
 
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("a record is written the same way for every user")]
+
 REFUSALS = 60
 CHILD = """
 import os, signal, sys

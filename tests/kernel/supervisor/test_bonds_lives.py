@@ -8,7 +8,7 @@ import pytest
 
 from cli.desk import Desk, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 PROGRAMS = """
 import asyncio
 from agent_os import agent

@@ -16,7 +16,7 @@ from agent_os.kernel.supervisor.windows import Windows
 from kernel.serving import until
 from kernel.supervisor.declared import World, health, in_world, sh
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 MINUTES = "[lifecycle]\nactivation = 'on_schedule'\nschedule = '* * * * *'\n"
 DAY = 86_400.0
 

@@ -8,7 +8,7 @@ from agent_os.abi.syscalls import Restart, Start, Stop, Submit
 from kernel.serving import until
 from kernel.supervisor.declared import World, health, in_world
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("the kernel decides the same for every user")]
 
 PROGRAM = """
 import os, signal

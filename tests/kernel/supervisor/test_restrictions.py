@@ -16,6 +16,8 @@ from agent_os.kernel.table import Agent, Table
 from agent_os.manifest.model import AgentManifest
 from kernel.supervisor.declared import World, in_world
 
+pytestmark = pytest.mark.uid_free("the kernel decides the same for every user")
+
 WRITES = """
 from agent_os import agent
 

@@ -18,6 +18,8 @@ from agent_os.kernel.vfs.directory import DirectoryBackend
 from agent_os.kernel.vfs.files import TEMPORARY, refusal
 from agent_os.kernel.vfs.sources import Whole
 
+pytestmark = pytest.mark.uid_free("an agent sees the same tree for every user")
+
 SECRET = b"SECRET-91ab"
 
 

@@ -14,7 +14,7 @@ from agent_os.abi.syscalls import Read, Remove, Write
 from agent_os.sandbox.spawner import Launcher, lease_uid
 from agent_os.sandbox.spec import GUEST_LIMITS, Workspace
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.uid_free("an agent sees the same tree for every user")]
 
 AGENT = """
 ln -s /etc/hostname out; ln -s ../../.. up; mkdir d; echo mine > d/own; chmod 600 d/own; echo ready

@@ -24,6 +24,8 @@ from agent_os.kernel.workspace.changes import Change
 from agent_os.kernel.workspace.landing import Report
 from overlay import agent_writes, tree
 
+pytestmark = [pytest.mark.integration, pytest.mark.both_uids("root reads and writes what no other user may")]
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from agent_os.kernel.workspace import Workspace, Workspaces
 from agent_os.kernel.workspace.landing import write_json
 from overlay import agent_writes, tree
 
+pytestmark = [pytest.mark.integration, pytest.mark.both_uids("root reads and writes what no other user may")]
+
 EDITS = """
 echo changed > changed
 rm gone

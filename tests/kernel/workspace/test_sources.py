@@ -9,6 +9,8 @@ import pytest
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
 from agent_os.kernel.workspace.sources import check_source, masks
 
+pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
