@@ -181,6 +181,7 @@ class Popen(_REAL):  # type: ignore[type-arg]
             }
             pid = _ask(address, request, [*given.values()], cwd)
             if pid is not None:
+                sys.audit("subprocess.Popen", executable, args, cwd, env)  # as an exec does: `conftest` counts starts
                 self.pid = pid
                 self._child_created = True
                 if isinstance(server, _Within):

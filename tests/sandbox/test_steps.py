@@ -105,8 +105,8 @@ def python_that_finds(folder: Path, python: str) -> Path:
     """An interpreter for `Launcher.start` that also finds modules in `folder`: the launcher adds our package alone."""
     wrapper = folder / "python"
     wrapper.write_text(
-        "#!/bin/sh\n# called with -I -S -B -c CODE and CODE's own arguments\n"
-        'shift 4; code=$1; shift\nexec "$(cat "${0%/*}/real")" -I -S -B -c '
+        "#!/bin/sh\n# called with -Ps -S -c CODE and CODE's own arguments\n"
+        'shift 3; code=$1; shift\nexec "$(cat "${0%/*}/real")" -I -S -B -c '
         '"import sys; sys.path.insert(0, \'${0%/*}\'); $code" "$@"\n'
     )
     (folder / "real").write_text(python)

@@ -32,11 +32,8 @@ _MAX_RECEIVED = 32
 JOINED = "joined"  # among sources
 _TRIES = 4  # launchers that may die under one spawn
 _LEASES = "/run/agent-os.uids"
-# Its modules are compiled once, whatever PYTHONDONTWRITEBYTECODE says. Agents write no bytecode: `userland.native`.
-_BOOT = (
-    "import sys; sys.dont_write_bytecode = False; sys.path.insert(0, sys.argv[4]); "
-    "from agent_os.sandbox.launcher import main; main()"
-)
+# Without -B: its modules are compiled once. Agents write no bytecode, `userland.native` sees to that.
+_BOOT = "import sys; sys.path.insert(0, sys.argv[4]); from agent_os.sandbox.launcher import main; main()"
 _PACKAGE_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 Answer = tuple[dict[str, Any], list[int]]  # a record and the descriptors that came with it
