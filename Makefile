@@ -1,6 +1,6 @@
 # Needs python3.11 or later, pip, make and git. Everything else comes from the package index, by hash.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-fast size bench soak chromium ui screenshots lock clean
+.PHONY: help setup run demo test test-fast size bench mutants soak chromium ui screenshots lock clean
 
 # All state of `run` and `demo` stays in the checkout; the user's own is never touched.
 RUN_HERE := AGENT_OS_HOME="$(CURDIR)/.agent-os" .venv/bin/python
@@ -33,6 +33,9 @@ size: .venv/.ok  ## lines, files, cycles, calls; fails where a figure rose (ARGS
 
 bench: .venv/.ok  ## measure; ratios of one run
 	@$(RUN_HERE) benchmarks/run.py $(ARGS)
+
+mutants: .venv/.ok  ## plant faults one at a time in a copy; the tests must find each
+	@.venv/bin/python scripts/mutants $(ARGS)
 
 soak: .venv/.ok  ## the long forms of the tests
 	@.venv/bin/python scripts/test --soak $(ARGS)

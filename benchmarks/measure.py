@@ -57,7 +57,8 @@ class Goal:
 
 
 class Report:
-    """Collects series, ratios and goals, prints them as they come, and writes them as JSON."""
+    """Collects series, ratios and goals, prints them as they come, and writes them as JSON. What is `quiet` is printed
+    by the benchmark itself, as a table."""
 
     def __init__(self) -> None:
         self._series: list[Series] = []
@@ -67,24 +68,30 @@ class Report:
         self.failed: dict[str, str] = {}
         self.goals: list[Goal] = []
 
-    def add(self, series: Series) -> Series:
+    def add(self, series: Series, *, quiet: bool = False) -> Series:
         self._series.append(series)
         line = f"  {series.name:<58} {series.p50:9.2f} {series.unit:<6}"
-        print(line + (f" p95 {series.p95:9.2f}" if len(series.samples) > 1 else ""), flush=True)
+        if not quiet:
+            print(line + (f" p95 {series.p95:9.2f}" if len(series.samples) > 1 else ""), flush=True)
         return series
 
     def figure(self, name: str, value: float, unit: str) -> Series:
         return self.add(Series(name, unit, [value]))
 
-    def ratio(self, name: str, of: Series, to: Series) -> float:
+    def ratio(self, name: str, of: Series, to: Series, *, quiet: bool = False) -> float:
         self._ratios[name] = of.p50 / to.p50
-        print(f"  {name:<58} {self._ratios[name]:9.2f} ×", flush=True)
+        if not quiet:
+            print(f"  {name:<58} {self._ratios[name]:9.2f} ×", flush=True)
         return self._ratios[name]
 
-    def goal(self, name: str, value: float, sense: Literal["≤", "≥"], bound: float, unit: str) -> None:
+    def goal(
+        self, name: str, value: float, sense: Literal["≤", "≥"], bound: float, unit: str, *, quiet: bool = False
+    ) -> Goal:
         goal = Goal(name, value, sense, bound, unit)
         self.goals.append(goal)
-        print(f"  {goal}", flush=True)
+        if not quiet:
+            print(f"  {goal}", flush=True)
+        return goal
 
     def skip(self, name: str, reason: str) -> None:
         self._skipped[name] = reason

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +29,7 @@ from benchmarks import (  # noqa: E402 (the path is set above)
     policy,
     rate,
     spawn,
+    startup,
     supervision,
 )
 from benchmarks.measure import Report  # noqa: E402
@@ -37,6 +39,7 @@ from agent_os.sandbox.spawner import SandboxError  # noqa: E402
 
 BENCHMARKS = {
     "spawn": spawn.run,
+    "startup": startup.run,
     "memory": memory.run,
     "rate": rate.run,
     "crowd": crowd.run,
@@ -59,15 +62,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=__doc__)
     parser.add_argument("benchmark", nargs="*", help=f"which ones: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--long", action="store_true", help="the sustained rate over 60 s instead of 10")
+    parser.add_argument("--rounds", type=int, default=startup.ROUNDS, help="of `startup` (default: %(default)s)")
     given = parser.parse_args()
     if unknown := [name for name in given.benchmark if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    if given.rounds < 1:
+        parser.error("--rounds takes a number from 1")
+    benchmarks = BENCHMARKS | {"startup": partial(startup.run, rounds=given.rounds)}
     mode = "root" if os.geteuid() == 0 else "user"
     report = Report()
     for name in given.benchmark or BENCHMARKS:
         print(f"{name} ({mode} mode, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cpus)", flush=True)
         try:
-            asyncio.run(BENCHMARKS[name](report, given.long))
+            asyncio.run(benchmarks[name](report, given.long))
         except SandboxError as problem:  # the others still have something to say
             report.fail(name, f"{problem.why} {problem.step}".rstrip())
     print("goals")

@@ -48,7 +48,8 @@ class Desk:
     def __init__(self, top: Path) -> None:
         self.home, self.project = top / "home", top / "project"
         self.project.mkdir(parents=True)
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
+        passed = ("PATH", "HOME", "LANG", "PYTHONPATH", "AGENT_OS_IDLE_EXIT")
+        kept = {name: os.environ[name] for name in passed if name in os.environ}
         self.env = {**kept, "AGENT_OS_HOME": str(self.home), "NO_COLOR": "1"}
 
     def ask(self, *words: str | Path) -> Said:

@@ -24,6 +24,7 @@ FLAKY = (
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
+    desk.env["AGENT_OS_IDLE_EXIT"] = "10m"  # a fleet that is stopped is looked at
     yield desk
     desk.ask("down")
 
@@ -112,6 +113,7 @@ def test_a_fleet_is_applied_compared_changed_and_deleted(desk: Desk) -> None:
 
 @pytest.mark.integration
 def test_what_the_kernel_refuses_leaves_no_kernel_behind(desk: Desk) -> None:
+    desk.env["AGENT_OS_IDLE_EXIT"] = "0"
     write(desk, clock='name = "clock"\nrole = "worker"\n')  # a manifest may be without a program; nothing can run it
     refused = desk.ask("apply", "-f", ".")
     assert (refused.code, "clock.agent.toml:1: program: there is no program" in refused.err) == (2, True)

@@ -58,6 +58,7 @@ _NUMBERS = [
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     desk = Desk(tmp_path_factory.mktemp("golden"))
     desk.env["XDG_CONFIG_HOME"] = str(desk.project / "xdg")
+    del desk.env["AGENT_OS_IDLE_EXIT"]  # as it is by default
     for text in (CLOCK, READER, TEAM):
         name = text.split('"')[1]
         (desk.project / f"{name}.agent.toml").write_text(text)

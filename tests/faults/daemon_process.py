@@ -120,9 +120,7 @@ def main() -> int:
     watch_spawns()
     watch_checkpoints()
     if PLAN.get("child_first"):
-        from agent_os.kernel import operator
-
-        operator.Guests = ChildFirst
+        guests.Guests = ChildFirst
     os.environ["AGENT_OS_HOME"] = str(HOME)
     return daemon.main(["--home", str(HOME), "--socket", sys.argv[2], "--ready-fd", sys.argv[3]])
 

@@ -24,7 +24,7 @@ from agent_os.kernel.workspace import Workspaces
 
 AGENTCTL = [sys.executable, "-m", "agent_os.cli.main"]
 SECONDS = 120
-_PASSED_ON = ("PATH", "LANG", "PYTHONPATH")
+_PASSED_ON = ("PATH", "LANG", "PYTHONPATH", "AGENT_OS_IDLE_EXIT")
 
 # What a guest runs to tell which of the paths in PEEK it can see, in three languages.
 PEEK_SH = 'IFS=:; for p in $PEEK; do if [ -e "$p" ] || [ -L "$p" ]; then echo "SEEN $p"; fi; done; unset IFS; '

@@ -6,7 +6,9 @@ Each has its control in the same test: the naive way of doing it does fall into 
 import asyncio
 import contextlib
 import os
+import py_compile
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import agent_os
 from agent_os.abi.errors import EINVAL, AgentOSError
 from agent_os.kernel import beneath
 from agent_os.kernel.workspace import Workspace, Workspaces
@@ -353,3 +356,53 @@ def test_107_what_holds_everything_is_refused_as_a_workspace(tmp_path: Path, pla
     assert refused.value.code == "workspace.refused"
     if place == "above the home":
         note("107", "/, the home, the state directory or what is above as a workspace")
+
+
+def test_bytecode_that_an_agent_plants_is_not_executed_by_the_kernel(tmp_path: Path) -> None:
+    """Its workspace is the very folder that agentctl is imported from, as in a checkout or a project's environment."""
+    library, marker = tmp_path / "library", tmp_path / "executed"
+    shutil.copytree(Path(agent_os.__file__).parent, library / "agent_os", ignore=shutil.ignore_patterns("__pycache__"))
+    victim = library / "agent_os/cli/version.py"
+    planted = f"agent_os/cli/__pycache__/version.{sys.implementation.cache_tag}.pyc"
+    evil = tmp_path / "evil.py"
+    evil.write_text(victim.read_text() + f"\nopen({str(marker)!r}, 'w').close()\n")
+    py_compile.compile(str(evil), str(library / "evil.pyc"))
+    data, info = bytearray((library / "evil.pyc").read_bytes()), victim.stat()
+    data[8:16] = struct.pack("<II", int(info.st_mtime), info.st_size)  # what the loader compares
+    (library / "evil.pyc").write_bytes(data)
+    for folder in (library, *library.rglob("*")):
+        folder.chmod(0o777 if folder.is_dir() else 0o666)  # nothing but the kernel's rule is in its way
+    home = {"AGENT_OS_HOME": str(tmp_path / "state"), "AGENT_OS_IDLE_EXIT": "0", "HOME": str(tmp_path / "user")}
+    env = {**os.environ, **home, "PYTHONPATH": str(library)}
+    (tmp_path / "user").mkdir()
+
+    def ctl(*words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-P", "-m", "agent_os.cli.main", *words]
+        return subprocess.run(command, env=env | more, cwd=library, capture_output=True, text=True, timeout=120)
+
+    def executed() -> bool:
+        """Whether the next agentctl runs what was planted."""
+        assert ctl("version", "-o", "json").returncode == 0
+        return marker.exists()
+
+    plant = ("--", "sh", "-c", f"mkdir -p agent_os/cli/__pycache__ && cp evil.pyc {planted} && echo planted")
+    apart = ctl("run", "--name", "apart", *plant)
+    assert "planted" in apart.stdout, apart
+    assert not executed()
+    for flags in (
+        ("--workspace", f"bind:{library}"),
+        ("--mount", f"rw:{library}"),
+        ("--mount", f"rw:{library}/agent_os"),
+    ):
+        refused = ctl("run", *flags, *plant)
+        assert (refused.returncode, "planted" in refused.stdout) == (125, False), refused
+        assert "the kernel runs code from" in refused.stderr
+    assert not executed()
+    # The controls: the same agent writes through where no kernel's code is, and what it planted works.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(library, elsewhere)
+    through = ctl("run", "--workspace", f"bind:{elsewhere}", *plant)
+    assert "planted" in through.stdout, through
+    shutil.copy2(elsewhere / planted, library / planted)
+    assert executed()
+    note("9c", "bytecode planted in the code that the kernel runs")

@@ -32,6 +32,7 @@ class Hello(Struct, array_like=True, tag=0):
     abi_max: int
     features: list[str] = []
     token: str | None = None  # control socket only
+    build: str = ""  # control socket only: which code the client is of
 
 
 class Welcome(Struct, array_like=True, tag=1):
@@ -44,6 +45,10 @@ class Welcome(Struct, array_like=True, tag=1):
     input: Raw = NIL  # what the agent was started with
     checkpoint: str = ""  # the one with a state that this run begins from, if any
     state: Raw = NIL
+    build: str = ""  # of the kernel, for operators
+
+
+STAYS = "stays"  # among the features: this kernel does not end with its last client
 
 
 class Call(Struct, array_like=True, tag=2):

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from agent_os.cli.output import paint, plain, table
+from agent_os.cli.output import paint, plain, table, when_idle
 
 Entry = Mapping[str, Any]
 
@@ -104,3 +104,10 @@ def project(workspace: Entry) -> str:
 
 def say(text: str) -> None:
     click.echo(text, err=True)
+
+
+def say_started(pid: int) -> None:
+    """That there was no kernel, and for how long there is one now."""
+    from agent_os.client.start import idle_exit
+
+    say(f"kernel  started in the background, process {pid}; it stops {when_idle(idle_exit())}")

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent_os.abi.errors import EHOSTUNREACH, EINVAL, EMSGSIZE, AgentOSError
-from agent_os.abi.syscalls import Apply, Body, Declared, Delete, Leave, Reach, Restart, Start, Stop
+from agent_os.abi.syscalls import Apply, Body, Declared, Delete, Reach, Restart, Start, Stop
 from agent_os.cli.agents import calling, each, many
 from agent_os.cli.asking import TO_LOOK, ask, confirm
-from agent_os.cli.changes import say
+from agent_os.cli.changes import say, say_started
 from agent_os.cli.errors import EXIT_FAILED
 from agent_os.cli.members import ROOT, short
 from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json, shortened, table
 
 if TYPE_CHECKING:
-    from agent_os.client.wire import Client
     from agent_os.manifest.fleet import Fleet
 
 _MOST_BYTES = 900 << 10  # of all texts together: they go in one frame
@@ -58,7 +57,7 @@ def apply(paths: Sequence[Path], prune: bool, wait: bool, dry_run: bool, yes: bo
     """Declare the agents of manifests, and have the kernel keep them as declared.
 
     All of them or none: with any problem nothing changes. New ones are started as their dependencies allow; one that
-    runs and is changed is restarted. Starts a kernel that stays, if none runs.
+    runs and is changed is restarted. Starts a kernel in the background, if none runs.
 
     \b
       agentctl apply -f agents/ --dry-run
@@ -242,18 +241,11 @@ def _applied(files: dict[str, str], prune: bool, dry_run: bool) -> Answer:
 async def _apply(request: Apply) -> Answer:
     from agent_os.client.start import session
 
-    async with session() as (client, new):
+    async with session(same=not request.dry_run) as (client, new):
         answer = await client.call(request)
-        if not request.dry_run:
-            await stay(client, new)
+        if new and not request.dry_run:
+            say_started(client.pid)
         return answer
-
-
-async def stay(client: "Client", new: bool) -> None:
-    """What is declared is not to end with the command that did it. A kernel that took nothing ends with it."""
-    await client.call(Leave(adopt=True), deadline=TO_LOOK)
-    if new:
-        say(f"kernel  started in the background, process {client.pid}; agentctl down ends it and its agents")
 
 
 def show(answer: Answer, as_json: bool, *, dry_run: bool) -> None:

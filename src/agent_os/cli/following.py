@@ -16,7 +16,7 @@ from agent_os.abi.errors import ENOENT, EPIPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Await, Beside, Logs, Run, Tell, Work
 from agent_os.cli import terminal
-from agent_os.cli.changes import say
+from agent_os.cli.changes import say, say_started
 from agent_os.cli.output import plain
 from agent_os.cli.streams import Drain, Feed
 from agent_os.cli.tamer import Tamer
@@ -46,18 +46,17 @@ class Outcome:
 
 async def detached(order: dict[str, Any]) -> dict[str, Any]:
     """Start it and leave; its name and level."""
-    async with session() as (client, _):
+    async with session(same=True) as (client, _):
         return await client.call(Run(order=order, detach=True))
 
 
 async def run(order: dict[str, Any], *, quiet: bool) -> Outcome:
     interrupts = _Interrupts(_signal_agent)
-    async with session() as (client, new):
-        announce = f"kernel  started in the background, process {client.pid}; it ends with its last agent"
+    async with session(same=True) as (client, new):
         following = _Following(client, Run(order=order), interrupts, on_terminal=order["tty"] is not None)
         name = await following.started()
         if new and not quiet:
-            say(announce)
+            say_started(client.pid)
         interrupts.started(name)
         try:
             return await following.to_the_end(name)

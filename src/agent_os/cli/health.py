@@ -18,7 +18,7 @@ from agent_os.abi.text import native
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.budget import shown
 from agent_os.cli.members import ROOT, is_shown, members
-from agent_os.cli.output import age, output_option, paint, plain, print_json, width
+from agent_os.cli.output import age, output_option, paint, plain, print_json, when_idle, width
 from agent_os.cli.rules import alarm
 from agent_os.client import place
 
@@ -131,7 +131,7 @@ def _counted(words: Iterator[Any]) -> dict[str, int]:
 
 def lines(facts: Facts, now: float) -> Iterator[Line]:
     """One a fact; more only where something is wrong."""
-    ends = "ends with its last agent" if facts["auto"] else "stays until agentctl down"
+    ends = f"stops {when_idle(facts['idle_exit'])}" if facts["auto"] else "stays until agentctl down"
     halting = "  it is stopping" if facts["halting"] else ""
     up = f"{facts['version']}  pid {facts['pid']}  up {age(facts['seconds'])}  {ends}{halting}"
     yield ("warn" if facts["halting"] else "ok"), "kernel", up

@@ -85,7 +85,7 @@ async def _up(detach: bool, gateway: Gateway | None, *, demo: bool) -> int:
     if not detach:  # from the beginning: whoever presses Ctrl-C early means it, too
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    async with connected(stay=True) as (client, new):
+    async with connected(stay=True, same=True) as (client, new):
         await client.call(Leave(adopt=True), deadline=TO_LOOK)
         facts = await client.call(Status(), deadline=TO_LOOK)
         _line(

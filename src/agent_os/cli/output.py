@@ -126,6 +126,11 @@ def age(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
+def when_idle(seconds: float) -> str:
+    """When a kernel stops that nobody asked to stay."""
+    return f"{age(seconds)} after its last agent" if seconds else "with its last agent"
+
+
 def output_option(
     command: Callable[..., Any] | None = None,
     *,

@@ -20,9 +20,9 @@ from agent_os.abi.syscalls import Apply, Await, Declared, Events, Logs, Start, S
 from agent_os.cli import turns
 from agent_os.cli.agents import ended_with, reached
 from agent_os.cli.asking import TO_LOOK
-from agent_os.cli.changes import count, say
+from agent_os.cli.changes import count, say, say_started
 from agent_os.cli.errors import EXIT_FAILED, EXIT_NOT_STARTED
-from agent_os.cli.fleet import read_all, stay, texts
+from agent_os.cli.fleet import read_all, texts
 from agent_os.cli.members import OVER, short
 from agent_os.cli.output import plain, show_result
 from agent_os.cli.tamer import Tamer
@@ -72,10 +72,11 @@ def _with(manifest: "AgentManifest", instead: Instead, path: Path) -> str:
 
 
 async def _run(agent: str, files: dict[str, str], detach: bool, quiet: bool) -> int:
-    async with session() as (client, new):
+    async with session(same=True) as (client, new):
         shown, since = await _written(client, agent), await _newest(client) + 1
         await client.call(Apply(files=files))
-        await stay(client, new and not quiet)
+        if new and not quiet:
+            say_started(client.pid)
         starting = asyncio.ensure_future(_start(client, agent))
         if detach:
             await starting

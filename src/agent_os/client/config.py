@@ -60,6 +60,13 @@ def _port(value: Any) -> int:
     return number
 
 
+def _seconds(value: Any) -> int:
+    said = re.fullmatch(r"(\d{1,6})([smh]?)", str(value).strip())
+    if not said or isinstance(value, bool):
+        raise ValueError("takes seconds, or a time such as 10m")
+    return int(said[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[said[2]]
+
+
 def _one_of(*words: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         found = [word for word in words if isinstance(value, str) and word.lower() == value.lower()]
@@ -79,6 +86,9 @@ KEYS = {
     "agents": Key("AGENT_OS_AGENTS", "manifests that a kernel declares when it boots", _path, _AGENTS),
     "min_isolation": Key("AGENT_OS_MIN_ISOLATION", "nothing starts below it", _one_of(*LEVELS), "S2", strictest=True),
     "port": Key("AGENT_OS_PORT", "of the dashboard and the HTTP API", _port, "7700, or the next that is free"),
+    "idle_exit": Key(
+        "AGENT_OS_IDLE_EXIT", "how long a kernel stays after its last agent, without `up`", _seconds, "10m"
+    ),
     "log": Key("AGENT_OS_LOG", "how much a kernel writes to its log", _one_of("info", "debug"), "info"),
 }
 

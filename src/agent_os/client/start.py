@@ -10,20 +10,23 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agent_os.abi import errors
-from agent_os.abi.errors import EACCES, EHOSTUNREACH, EIO, AgentOSError
+import agent_os
+from agent_os.abi import errors, frames
+from agent_os.abi.errors import EACCES, EBUSY, EHOSTUNREACH, EIO, AgentOSError
 from agent_os.abi.syscalls import Leave
 from agent_os.client import place
-from agent_os.client.config import for_kernel
+from agent_os.client.config import for_kernel, setting
 from agent_os.client.wire import Client, connect
 
 LOG = "logs/kernel.log"
 ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
+_IDLE_EXIT = 600  # seconds
 _TRIES = 20
 _TO_START = 30.0  # seconds
 _TO_END = 30.0
@@ -32,22 +35,27 @@ _started: "list[subprocess.Popen[bytes]]" = []  # kept, so that nobody minds tha
 
 
 @asynccontextmanager
-async def session(*, start: bool = True) -> AsyncGenerator[tuple[Client, bool]]:
-    """A connection, for the length of a command, and whether a kernel was started for it. One that somebody's command
-    started ends with its last agent and client: then it is gone when this returns."""
-    async with connected(start=start) as (client, started):
+async def session(*, start: bool = True, same: bool = False) -> AsyncGenerator[tuple[Client, bool]]:
+    """A connection, for the length of a command, and whether a kernel was started for it. With `idle_exit` 0 a kernel
+    ends with its last agent and client: then it is gone when this returns."""
+    async with connected(start=start, same=same) as (client, started):
         try:
             yield client, started
         finally:
-            await asyncio.shield(leave(client))
+            if frames.STAYS not in client.welcome.features:
+                await asyncio.shield(leave(client))
 
 
 @asynccontextmanager
-async def connected(*, start: bool = True, stay: bool = False) -> AsyncGenerator[tuple[Client, bool]]:
-    """A connection and whether the kernel is new. `stay` starts one that does not end by itself."""
-    started = False
+async def connected(
+    *, start: bool = True, stay: bool = False, same: bool = False
+) -> AsyncGenerator[tuple[Client, bool]]:
+    """A connection and whether the kernel is new. `stay` starts one that does not end by itself. An idle kernel of
+    other code is replaced; a busy one is taken as it is, or refused if it must be of the `same` code."""
+    started, code = False, build() if start else ""
     for _ in range(_TRIES):
-        opening = connect()
+        # One that we started is ours, even if a file has changed since we looked.
+        opening = connect(build="" if started else code)
         try:
             client = await opening.__aenter__()
         except EHOSTUNREACH:  # none, or one that is just ending
@@ -56,6 +64,9 @@ async def connected(*, start: bool = True, stay: bool = False) -> AsyncGenerator
             started = await launch(stay=stay)
             continue
         try:
+            if same and not started and client.welcome.build not in ("", code):
+                reason = f"the kernel, process {client.pid}, is in use and of another version of Agent OS"
+                raise EBUSY("daemon.version", reason, hint="agentctl down stops it and its agents; then try again")
             yield client, started
         finally:
             await opening.__aexit__(None, None, None)
@@ -86,7 +97,9 @@ async def launch(*, stay: bool = False) -> bool:
     reading, writing = os.pipe()
     command = [sys.executable, "-P", "-m", "agent_os.daemon", "--home", str(home)]
     command += ["--socket", str(place.control_socket())]
-    command += ["--ready-fd", str(writing)] + ([] if stay else ["--auto"])
+    command += ["--ready-fd", str(writing)]
+    if not stay:
+        command += ["--idle-exit", str(idle_exit())]
     try:
         log = _log(home)
         try:
@@ -116,6 +129,23 @@ async def launch(*, stay: bool = False) -> bool:
         await asyncio.sleep(_BETWEEN)
         return False
     return True
+
+
+def idle_exit() -> int:
+    """Seconds that a kernel which we start stays after its last agent and client."""
+    found = setting("idle_exit").value
+    return _IDLE_EXIT if found is None else found
+
+
+def build() -> str:
+    """Which code this is: the version, and a sum by which changed files are told from those before."""
+    sum_ = 0
+    for folder, folders, files in os.walk(os.path.dirname(agent_os.__file__)):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for file in sorted(name for name in files if name.endswith(".py")):
+            info = os.stat(os.path.join(folder, file))
+            sum_ = zlib.crc32(f"{file} {info.st_size} {info.st_mtime_ns}".encode(), sum_)
+    return f"{agent_os.__version__}-{sum_:08x}"
 
 
 def prepared(home: Path) -> Path:

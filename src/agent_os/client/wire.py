@@ -261,9 +261,9 @@ class _Line(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connect(path: Path | None = None, *, token: str | None = None) -> AsyncGenerator[Client]:
+async def connect(path: Path | None = None, *, token: str | None = None, build: str = "") -> AsyncGenerator[Client]:
     """A connection that the kernel has welcomed, as whoever shows `token`; without one, as the environment says.
-    EHOSTUNREACH `daemon.down`: there is no kernel."""
+    EHOSTUNREACH `daemon.down`: there is no kernel; or it was idle and ends, because it is of another `build`."""
     token = credentials.shown() if token is None else token
     path = path or place.control_socket()
     opened = _dial(path)
@@ -271,7 +271,7 @@ async def connect(path: Path | None = None, *, token: str | None = None) -> Asyn
     loop = asyncio.get_running_loop()
     _, line = await loop.create_connection(lambda: _Line(pid), sock=opened)
     try:
-        line.write(frames.Hello(frames.ABI_MIN, frames.ABI_MAX, [], token))
+        line.write(frames.Hello(frames.ABI_MIN, frames.ABI_MAX, [], token, build))
         try:
             async with asyncio.timeout(_TO_GREET):
                 welcome = await asyncio.shield(line.greeting)

@@ -1,9 +1,9 @@
 """The composition root: the one place where kernel, sandbox and drivers are put together; and the kernel's process.
 
-    python -m agent_os.daemon --home DIR --socket PATH [--auto] [--ready-fd N]
+    python -m agent_os.daemon --home DIR --socket PATH [--idle-exit SECONDS] [--ready-fd N]
 
-One kernel has a home: a lock decides, and whoever comes second says who was first. With `--auto` it ends by itself when
-its last agent has ended and no client is left. What it has to say goes to `--ready-fd` once, as JSON (`ready`, `held`
+One kernel has a home: a lock decides, and whoever comes second says who was first. With `--idle-exit` it ends by
+itself, so long after its last agent and client. What it has to say goes to `--ready-fd` once, as JSON (`ready`, `held`
 or `error`), and afterwards to stderr.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from agent_os import builtin_tools, first_token, model_drivers
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
 from agent_os.client import place
-from agent_os.client.start import ELSEWHERE, LOG, prepared
+from agent_os.client.start import ELSEWHERE, LOG, build, prepared
 from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.front_door import Doctor, FrontDoor
 from agent_os.kernel import control
@@ -41,6 +41,7 @@ HELD = 75  # the exit code of a kernel that found another one: try again
 _TO_BE_FREE = 10.0  # seconds for a kernel that is just ending
 _AGAIN = 0.01
 _TO_COME = 5.0
+_LOOK_AGAIN = 60.0
 _BEFORE_THE_REST, _BETWEEN_MODULES = 1.0, 0.005  # seconds
 _ROOMS = ("abi", "drivers", "kernel", "manifest")
 log = logging.getLogger("agent_os.daemon")
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say.once(held=_holder(home))
             return HELD
         with asyncio.Runner(loop_factory=_loop) as runner:
-            return runner.run(_serve(home, where, options.auto, say))
+            return runner.run(_serve(home, where, options.idle_exit, say))
     except AgentOSError as error:
         log.error("%s", error)
         say.once(error={"name": error.name, "code": error.code, "reason": error.reason, "hint": error.hint})
@@ -80,7 +81,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options = argparse.ArgumentParser(prog="agent_os.daemon", description="The kernel as a process of its own.")
     options.add_argument("--home")
     options.add_argument("--socket")
-    options.add_argument("--auto", action="store_true")
+    options.add_argument("--idle-exit", type=float, metavar="SECONDS")
     options.add_argument("--ready-fd", type=int, default=-1)
     return options.parse_args(argv)
 
@@ -131,24 +132,26 @@ async def load_the_rest(kernel: Kernel) -> None:
         vars(sys.modules[name])
 
 
-async def _serve(home: Path, where: Path, auto: bool, say: _Say) -> int:
+async def _serve(home: Path, where: Path, idle_exit: float | None, say: _Say) -> int:
     """The kernel's life: boot, serve, end."""
     began = time.monotonic()
     _set_limits()
+    code = build()
     loop = asyncio.get_running_loop()
     first_token.found(home)  # one that others could have read: nothing is started
     store = _store(home)
     kernel = await boot(
-        store=store, home=home, auto=auto, env=dict(os.environ), manifests=place.agents(), install=_install
+        store=store, home=home, idle_exit=idle_exit, env=dict(os.environ), manifests=place.agents(), install=_install
     )
     await first_token.ensure(kernel, home)
+    kernel.build = code
     calm_collector()
-    kernel.guests.on_end = kernel.client_left = lambda: _consider(kernel)
-    loop.call_later(_TO_COME, lambda: _consider(kernel))  # whoever started us may have died since
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: kernel.start(kernel.stop()))
     kernel.front = front = FrontDoor(home, where, os.environ)
     kernel.examine = Doctor(home, where).examine
+    kernel.guests.on_end = kernel.client_left = consider = _Idle(kernel, front).consider
+    loop.call_later(_TO_COME, consider)  # whoever started us may have died since
     listener = control.listen(where)
     server = await loop.create_unix_server(kernel.control_protocol, sock=listener)
     say.once(ready=os.getpid())
@@ -171,10 +174,41 @@ def _install(kernel: Kernel) -> None:
     kernel.models.makes = model_drivers.Drivers(kernel.store.blob, kernel.authority.labels.written_by)
 
 
-def _consider(kernel: Kernel) -> None:
-    """An agent or a client has gone. A kernel that somebody's command started ends with the last of them."""
-    if kernel.auto and not kernel.halting and not kernel.guests.busy and not kernel.clients:
-        kernel.start(kernel.stop(0))
+class _Idle:
+    """The end of a kernel that nobody asked to stay: `idle_exit` after its last agent and client have gone. Until then
+    it holds what makes the next start fast, and no secret, gateway or port."""
+
+    def __init__(self, kernel: Kernel, front: FrontDoor) -> None:
+        self._kernel, self._front = kernel, front
+        self._timer: asyncio.TimerHandle | None = None
+
+    def consider(self) -> None:
+        """An agent or a client has gone."""
+        if self._timer:
+            self._timer.cancel()
+        kernel, seconds = self._kernel, self._kernel.idle_exit
+        if seconds is None or kernel.halting:
+            return
+        loop = asyncio.get_running_loop()
+        if self._is_used():  # looked at again, since not everything that ends says so
+            self._timer = loop.call_later(_LOOK_AGAIN, self.consider)
+            return
+        if seconds:
+            kernel.start(self._rest())
+        self._timer = loop.call_later(seconds, self._end)
+
+    async def _rest(self) -> None:
+        self._kernel.lock_safe()
+        await self._front.stop()
+
+    def _end(self) -> None:
+        if self._is_used():
+            self.consider()
+        elif self._kernel.idle_exit is not None and not self._kernel.halting:
+            self._kernel.start(self._kernel.stop(0))
+
+    def _is_used(self) -> bool:
+        return self._kernel.guests.busy or self._kernel.clients > 0
 
 
 def _lock(home: Path, where: Path) -> int | None:

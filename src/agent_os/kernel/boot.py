@@ -23,7 +23,7 @@ async def boot(
     home: Path | None,
     tools: Sequence[Tool] = (),
     install: Callable[[Kernel], None] = lambda kernel: None,
-    auto: bool = False,
+    idle_exit: float | None = None,
     env: Mapping[str, str] | None = None,
     agents: bool = True,
     organisation: Path = ORGANISATION,
@@ -32,7 +32,7 @@ async def boot(
     journal = Journal.open(store, home=home)  # verified before anything is believed
     policy = await _policy(journal, home, organisation)  # without its rules nothing runs
     # table, files, gate, signals, tools
-    kernel = Kernel(store, journal, home=home, env=env or {}, auto=auto, policy=policy)
+    kernel = Kernel(store, journal, home=home, env=env or {}, idle_exit=idle_exit, policy=policy)
     kernel.fleet.folder.place = manifests
     for tool in tools:  # before anything is settled: recovery may have to ask them
         kernel.tools.register(tool)

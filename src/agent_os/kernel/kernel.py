@@ -75,12 +75,13 @@ class Kernel:
         *,
         home: Path | None = None,
         env: Mapping[str, str] | None = None,
-        auto: bool = False,
+        idle_exit: float | None = None,
         policy: Current | None = None,
         anybody: bool = True,
     ) -> None:
         self.store, self.journal, self.home, self.env = store, journal, home, dict(env or {})
-        self.auto = auto  # somebody's run started us: we end with it, unless `up` adopts us
+        self.idle_exit = idle_exit  # seconds after the last agent and client; None: `up` was used, we stay
+        self.build = ""  # which code we are of, set by the composition root
         self.started_ns = time.time_ns()
         self.room = Room(home)
         self.authority = Authority(journal, store, policy, anybody=anybody)
@@ -162,6 +163,10 @@ class Kernel:
         self._safe = self._safe or Safe.of_home(self.home)
         return self._safe
 
+    def lock_safe(self) -> None:
+        if self._safe:
+            self._safe.lock()
+
     # Calls.
 
     def enter(self, caller: Caller, asked: Asked, answer: Answer) -> Passing | None:
@@ -233,7 +238,13 @@ class Kernel:
             peers.admit(peer, None, self.tokens)  # a pass is for a process of our operator's
             return self.outside.by_pass(hello.token, connection)
         found = peers.admit(peer, hello.token, self.tokens)
-        return found if isinstance(found, Actor) else self.outside.enter(found.name, connection, found.token)
+        if not isinstance(found, Actor):
+            return self.outside.enter(found.name, connection, found.token)
+        other = hello.build not in ("", self.build) and found.role == "operator"
+        if other and self.idle_exit is not None and self.is_unused:
+            self.start(self.stop(0))
+            raise EPIPE("halting", "the kernel is idle and of another version than its client")
+        return found
 
     def _operator_left(self, connection: Connection, fault: AgentOSError | None) -> None:
         self.outside.left(connection)
@@ -241,6 +252,12 @@ class Kernel:
             self.tokens.left(connection.caller)
         if connection.caller:  # else it only looked whether somebody is here
             self.client_left()
+
+    @property
+    def is_unused(self) -> bool:
+        """No agent lives or will, and no operator is here but those who have said that they are done."""
+        callers = (one.caller for one in self.connections)
+        return not self.guests.busy and not any(isinstance(one, Actor) and not one.leaving for one in callers)
 
     @property
     def clients(self) -> int:

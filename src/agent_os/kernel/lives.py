@@ -165,9 +165,11 @@ class Lives:
         return is_held(agent.files, agent.holdings, need)
 
     def greet(self, caller: Caller, welcome: Welcome) -> None:
-        """What an agent is told first: what it was started with, and where it goes on."""
-        welcome.replaying = caller.id in self.replays
-        if isinstance(caller, Agent):
+        """What an agent is told first: what it was started with, and where it goes on. An operator: what we are."""
+        if not isinstance(caller, Agent):
+            welcome.build, welcome.features = self._kernel.build, [frames.STAYS] * (self._kernel.idle_exit != 0)
+        else:
+            welcome.replaying = caller.id in self.replays
             welcome.input = frames.body(caller.order.get("input"))
             if start := self._kernel.checkpoints.newest_with_state(caller):
                 welcome.checkpoint, welcome.state = start["name"], frames.body(start["state"])

@@ -84,7 +84,8 @@ def _status(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
                 "journal": str(kernel.journal.failed.reason) if kernel.journal.failed else "ok",
                 "clients": kernel.clients,
                 "gateway": kernel.front.facts() if kernel.front else None,
-                "auto": kernel.auto,
+                "auto": kernel.idle_exit is not None,
+                "idle_exit": kernel.idle_exit,
                 "halting": kernel.halting,
                 "policy": rules.summary(kernel),
                 "isolation": {"minimum": minimum_level(), "found": kernel.home and levels.known(kernel.home)},
@@ -331,10 +332,10 @@ def _leave(kernel: "Kernel", caller: Actor, asked: Asked) -> Act:
 
     def do() -> Done:
         nonlocal ending
-        kernel.auto = kernel.auto and not adopt
-        caller.leaving = not adopt  # whoever has said so may still be connected, and needs us no more
-        others = [one.caller for one in kernel.connections if isinstance(one.caller, Actor) and not one.caller.leaving]
-        ending = kernel.auto and not kernel.guests.busy and not others
+        if adopt:
+            kernel.idle_exit = None
+        caller.leaving = not adopt
+        ending = kernel.idle_exit == 0 and kernel.is_unused
         return Done({"ending": ending})
 
     def answered() -> None:

@@ -147,7 +147,7 @@ def _workspace(text: str | None, cwd: Path, here: plan.Host) -> tuple[plan.Mode,
         raise EINVAL("workspace.malformed", "--workspace names no directory", hint="--workspace DIR, bind:DIR or tmpfs")
     mode: plan.Mode = "bind" if text and text.startswith("bind:") else "overlay"
     path = guest.expand(text.removeprefix(f"{mode}:") if text else ".", here.home)
-    return mode, check_source(cwd / path, state=here.state, home=here.home)
+    return mode, check_source(cwd / path, state=here.state, home=here.home, writable=mode == "bind")
 
 
 def _restored(state: Workspace, text: str | None, cwd: Path, here: plan.Host) -> tuple[plan.Mode, Path | None]:

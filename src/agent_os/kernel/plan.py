@@ -93,7 +93,7 @@ class Host(Struct, frozen=True):
 def check_mount(mount: guest.Mount, host: Host) -> guest.Mount:
     """The same rule as for workspaces, but a single file may be mounted, too."""
     try:
-        check_source(mount.source, state=host.state, home=host.home)
+        check_source(mount.source, state=host.state, home=host.home, writable=mount.rw)
     except EINVAL as error:
         if error.code != "workspace.not_a_directory":
             raise

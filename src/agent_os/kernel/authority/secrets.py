@@ -109,6 +109,11 @@ class Safe:
     def exists(self) -> bool:
         return self._path.exists()
 
+    def lock(self) -> None:
+        """Forget the key and all it opened. Not a passphrase from a pipe, which cannot be read again."""
+        if self._source.path.is_file():
+            self._state = self._needles = None
+
     # Look.
 
     def listed(self) -> list[Shown]:

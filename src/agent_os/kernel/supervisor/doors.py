@@ -46,8 +46,6 @@ async def _apply(kernel: "Kernel", caller: Actor, request: abi.Apply) -> Any:
             raise EINVAL("manifest", f"{file}: a manifest comes with its absolute path, in a folder that is there")
     fleet = kernel.fleet
     report = await fleet.apply_files(request.files, by=caller.id, prune=request.prune, dry_run=request.dry_run)
-    if report.applied and fleet.busy:
-        kernel.auto = False  # what was declared is to last, whoever's command started us
     return _told(report)
 
 

@@ -7,17 +7,20 @@ that would do. Looks at the disk and the user database; changes nothing. The lis
 import os
 import pwd
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
 from agent_os.kernel.workspace import protected
+from agent_os.kernel.workspace.protected import within
 
 _LOGIN_UID = 1000
 
 
-def check_source(path: Path, *, state: Path, home: Path) -> Path:
-    """The real path of a directory that may be a workspace or mount source; else refused, naming one that would do."""
+def check_source(path: Path, *, state: Path, home: Path, writable: bool = False) -> Path:
+    """The real path of a directory that may be a workspace or mount source; else refused, naming one that would do.
+    `writable`: what an agent writes there is there at once."""
     try:
         source = os.path.realpath(path, strict=True)
         info = os.stat(source)
@@ -32,7 +35,9 @@ def check_source(path: Path, *, state: Path, home: Path) -> Path:
     reason = protected.refusal(source, state=real_state, homes=homes)
     if reason is None:
         places = protected.credential_places(_all_homes(real_home), real_state)
-        reason = next((f"{place} holds credentials" for place in places if protected.within(source, place)), None)
+        reason = next((f"{place} holds credentials" for place in places if within(source, place)), None)
+    if writable:
+        _require_no_code(source)
     if reason:
         would_do = _would_do(source, real_home, real_state, homes)
         raise EINVAL(
@@ -45,6 +50,16 @@ def check_source(path: Path, *, state: Path, home: Path) -> Path:
     return Path(source)
 
 
+def _require_no_code(source: str) -> None:
+    """Source or bytecode that an agent plants where we import from, the next kernel executes."""
+    for place in filter(None, [*sys.path, os.path.dirname(sys.executable)]):
+        code = os.path.realpath(place)
+        if within(code, source) or within(source, code):
+            reason = f"an agent may not write {source}: the kernel runs code from {code}"
+            hint = "leave out bind: or rw:, then writes are kept apart; or install agentctl elsewhere"
+            raise EINVAL("workspace.code", reason, hint=hint)
+
+
 def masks(source: Path, at: str, *, state: Path, home: Path) -> list[str]:
     """Paths below `at`, where the sandbox mounts `source`, that must be hidden there: credentials and our own state.
 
@@ -54,10 +69,10 @@ def masks(source: Path, at: str, *, state: Path, home: Path) -> list[str]:
     found: set[str] = set()
     for place in protected.credential_places(_all_homes(os.path.realpath(home)), os.path.realpath(state)):
         real = os.path.realpath(place)
-        if protected.within(real, top) and os.path.lexists(real):
+        if within(real, top) and os.path.lexists(real):
             found.add(os.path.normpath(os.path.join(at, os.path.relpath(real, top))))
     # A mask below another one has nothing left to hide.
-    return sorted(path for path in found if not any(path != other and protected.within(path, other) for other in found))
+    return sorted(path for path in found if not any(path != other and within(path, other) for other in found))
 
 
 def _all_homes(own: str) -> list[str]:
