@@ -25,7 +25,7 @@ demo: .venv/.ok  ## the demo agents without interaction; checks what each must s
 test: .venv/.ok  ## everything: lint, types, contracts, all tests, as root also unprivileged (STRICT=1: no skips)
 	@.venv/bin/python scripts/test $(ARGS)
 
-test-fast: .venv/.ok  ## lint, contracts, unit and property tests
+test-fast: .venv/.ok  ## lint, contracts, unit and property tests that take under a second
 	@.venv/bin/python scripts/test --fast $(ARGS)
 
 size: .venv/.ok  ## lines, files, cycles, calls; fails where a figure rose (ARGS=--write keeps the figures of now)

@@ -29,6 +29,7 @@ os.environ["AGENT_OS_IDLE_EXIT"] = "0"
 # How long one example takes depends on who else uses the machine. The same examples each time: whoever changes a line
 # is judged by that line. `make soak` looks for others.
 settings.register_profile("patient", deadline=None, derandomize=not os.environ.get("AGENT_OS_SOAK"))
+settings.register_profile("fast", settings.get_profile("patient"), max_examples=20)  # for `make test-fast`
 settings.load_profile("patient")
 
 
@@ -154,6 +155,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--again", metavar="FILE", help="only what runs as a second user too, and the tests that FILE names"
     )
+    parser.addoption("--queue", metavar="FD", type=int, help="take test files from this queue until it is empty")
+
+
+RECORD = 200  # bytes. Several processes read the same open file, and so share its position: each takes the next record
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> bool | None:
+    """With a queue, a file is imported when its turn comes: all of them in each process take longer than most tests."""
+    return None if session.config.getoption("queue") is None else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    queue = session.config.getoption("queue")
+    if queue is None:
+        return None
+    items, collected = _queued(session, queue), 0
+    item = next(items, None)
+    while item:
+        following, collected = next(items, None), collected + 1
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item = following
+    session.testscollected = collected
+    return True
+
+
+def _queued(session: pytest.Session, queue: int) -> Iterator[pytest.Item]:
+    files = {
+        str(file.path.relative_to(session.config.rootpath)): file for file in session.perform_collect(genitems=False)
+    }
+    while name := os.read(queue, RECORD).decode().strip():
+        items = [*session.genitems(files[name])]
+        session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+        yield from items
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -178,7 +214,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # ---- what scripts/test hears: a line for each test as it ends, so that a run that is cut off counts for what it did
 
-_REPORT = None if "PYTEST_XDIST_WORKER" in os.environ else os.environ.get("AGENT_OS_TEST_REPORT")
+_REPORT = os.environ.get("AGENT_OS_TEST_REPORT")
 _WORST = ("passed", "skipped", "failed")
 _phases: dict[str, list[pytest.TestReport]] = {}
 
@@ -203,8 +239,7 @@ def _record(report: pytest.TestReport | pytest.CollectReport, seconds: float = 0
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     phases = _phases.setdefault(report.nodeid, [])
     phases.append(report)
-    # After the tear-down; a test in which xdist's worker died has no phase.
-    if report.when not in {"setup", "call"}:
+    if report.when == "teardown":
         del _phases[report.nodeid]
         decisive = max(phases, key=lambda phase: _WORST.index(phase.outcome))
         _record(decisive, sum(phase.duration for phase in phases))
@@ -213,15 +248,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
         _record(report)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    _write({"collected": len(session.items)})
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
-    _write({"collected": len(ids)})
 
 
 @pytest.hookimpl(wrapper=True)

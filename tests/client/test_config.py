@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_read_or_that_others_write_is_refused(user: Path) 
 
 @pytest.mark.parametrize("key", [key for key, about in config.KEYS.items() if not about.strictest])
 def test_a_project_chooses_neither_a_kernel_nor_anything_else_of_the_operator(user: Path, key: str) -> None:
-    value = {"port": "7700", "log": '"debug"'}.get(key, '"/tmp/evil"')
+    value = {"port": "7700", "idle_exit": "60", "log": '"debug"'}.get(key, '"/tmp/evil"')
     Path(config.PROJECT).write_text(f"{key} = {value}\n")
     with pytest.raises(EINVAL) as told:
         config.everything()

@@ -26,6 +26,7 @@ from agent_os.kernel.journal import Draft, Signer
 from client.forger import Forger
 from journals import database, encode, fill, opened, public_key, result, run
 
+pytestmark = pytest.mark.long
 TIMES = 1000 if os.environ.get("AGENT_OS_SOAK") else 50
 Change = Callable[[Forger], int | None]  # makes the change; the first bad number if it can be told
 

@@ -115,6 +115,7 @@ def _names(place: Place, deepest: int) -> Iterator[tuple[str, str]]:
                 yield f"/work/{'/'.join(parts)}", real
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(

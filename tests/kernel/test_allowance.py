@@ -59,6 +59,7 @@ async def flood(peer: Peer, count: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [Allowance(5_000, 20_000), None], ids=["little", "as usual"])
 def test_an_agent_that_wrote_its_share_is_slowed_and_loses_nothing(share: Allowance | None) -> None:
     async def test(kernel: Kernel) -> None:
@@ -77,6 +78,7 @@ def test_an_agent_that_wrote_its_share_is_slowed_and_loses_nothing(share: Allowa
     with_kernel(test)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [Allowance(5_000, 50_000), None], ids=["little", "as usual"])
 def test_chunks_count_as_well(share: Allowance | None) -> None:
     async def test(kernel: Kernel) -> None:
@@ -158,6 +160,7 @@ def test_without_room_agents_are_turned_away_and_operators_are_not(
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_call_without_room_is_recorded_small_heard_again_in_a_replay_and_slows_its_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_body_that_fits_no_frame_is_told_by_its_size(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_proof_leads_from_an_entry_to_a_signed_head(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as (kernel, client):
@@ -175,6 +176,7 @@ def test_a_proof_shows_that_one_head_continues_another(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_every_signed_head_is_listed_page_by_page(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as (kernel, client):
@@ -269,6 +271,7 @@ def keep(pieces: list[Any], path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_backup_under_load_is_whole_and_leaves_nothing_in_the_home(tmp_path: Path) -> None:
     async def main() -> None:
         home = tmp_path / "home"

@@ -168,6 +168,7 @@ def test_removal_of_a_hostile_tree_leaves_nothing_and_follows_nothing(top: tuple
     beneath.remove_tree(root, "never-there")
 
 
+@pytest.mark.long
 def test_a_tree_deeper_than_any_path_can_be_removed(top: tuple[Path, int]) -> None:
     directory, root = top
     fd = os.dup(root)

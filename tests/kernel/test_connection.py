@@ -149,6 +149,7 @@ def test_who_is_held_in_the_middle_of_a_frame_may_finish_it_later(monkeypatch: p
     with_kernel(test)
 
 
+@pytest.mark.long
 def test_a_frame_that_we_ourselves_do_not_read_on_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "TO_FINISH_FRAME", 0.2)
 
@@ -460,6 +461,7 @@ def test_large_entries_travel_as_streams_both_ways() -> None:
     with_kernel(test)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_no_bytes_whatever_end_the_kernel(noise: list[bytes]) -> None:
@@ -485,6 +487,7 @@ def test_no_bytes_whatever_end_the_kernel(noise: list[bytes]) -> None:
 ENDLESS = {BY_NAME[name].number for name in ("SYS_EXIT", "SYS_WAIT", "SYS_SLEEP", "SYS_TAKE")}
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(

@@ -45,6 +45,7 @@ def decisions(kernel: Kernel) -> list[str]:
     return [one["state"] for one in found]
 
 
+@pytest.mark.long
 def test_a_person_sees_what_is_held_asked_for_and_why_and_what_they_grant_expires() -> None:
     """S-30, S-40."""
 

@@ -155,6 +155,7 @@ def test_of_changes_that_replace_the_same_rules_one_is_made_and_a_file_written_j
     with_kernel(tmp_path / "home", test)
 
 
+@pytest.mark.long
 def test_a_changed_file_is_noticed_and_a_broken_one_leaves_the_old_in_force(tmp_path: Path) -> None:
     home = tmp_path / "home"
 

@@ -89,6 +89,7 @@ def test_no_spelling_leads_out_of_the_workspace(tmp_path: Path, path: str, error
     with_worker(tmp_path, test)
 
 
+@pytest.mark.long
 def test_a_link_swapped_in_a_loop_never_leads_out_nor_to_what_is_forbidden(tmp_path: Path) -> None:
     async def test(worker: Worker, project: Path) -> None:
         over = threading.Event()

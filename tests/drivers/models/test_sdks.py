@@ -3,6 +3,7 @@
 Run where `openai` and `anthropic` are installed; the product itself never imports them.
 """
 
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from models.provider import KEY, Called, Fail, MockProvider, Say
 anthropic = pytest.importorskip("anthropic", reason="the official SDK `anthropic` is not installed")
 openai = pytest.importorskip("openai", reason="the official SDK `openai` is not installed")
 pydantic = pytest.importorskip("pydantic")
+platform.processor()  # the SDK asks for it, and the first answer comes from a program: no test is to start one
 
 SAY = Say("Grüße 🌍", calls=[Called("file_read", {"path": "/ä"})], thinking="hmm", piece=3, cached=5, reasoning=2)
 TOOL = {"name": "file_read", "description": "d", "input_schema": {"type": "object", "properties": {}}}

@@ -349,6 +349,7 @@ def test_what_cannot_be_unpacked_is_an_error(coding: str, data: bytes) -> None:
     assert caught.value.code == "http.encoding"
 
 
+@pytest.mark.long
 def test_a_bomb_is_unpacked_only_so_far() -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(300)) + packer.flush()  # 300 MiB

@@ -709,6 +709,7 @@ class Interleavings(RuleBasedStateMachine):
         self.acted.append(len(self.acts))
 
 
+@pytest.mark.long
 def test_no_interleaving_acts_without_a_valid_approval_or_twice() -> None:
     class Counted(Interleavings):
         acted: ClassVar[list[int]] = []

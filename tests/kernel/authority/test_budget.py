@@ -431,7 +431,7 @@ class Budgets(RuleBasedStateMachine):
         assert rebuilt(self.record.entries).state() == live.state()
 
 
-TestBudgets = Budgets.TestCase
+TestBudgets = pytest.mark.long(Budgets.TestCase)
 TestBudgets.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -339,6 +339,7 @@ def uris(draw: st.DrawFn) -> str:
     return f"capability://{kind}{'/' if target else ''}{target}?{'&'.join(params)}"
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(uris())
 def test_the_canonical_text_means_the_same_capability(text: str) -> None:

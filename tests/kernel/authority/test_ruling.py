@@ -187,6 +187,7 @@ def test_a_tunnel_of_a_child_hides_nothing_that_is_forbidden_to_those_above_it()
     family(test)
 
 
+@pytest.mark.long
 def test_ten_thousand_rules_cost_the_gate_hardly_more_than_ten() -> None:
     """Steps 1 to 6 as they are wired; alternately, and the quickest of each."""
     few, lots = many(10), many(10_000)

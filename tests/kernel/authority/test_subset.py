@@ -11,6 +11,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import pytest
+
 from agent_os.kernel.authority.capability import ACTIONS, Capability, parse
 from agent_os.kernel.authority.constraints import inherited
 from agent_os.kernel.authority.patterns import Pattern
@@ -205,6 +207,7 @@ def reason_for(child: Capability, parent: Capability, row: str) -> str | None:
     return None
 
 
+@pytest.mark.long
 def test_the_subset_test_is_sound_and_its_refusals_have_a_witness_or_a_reason() -> None:
     chance = random.Random(SEED)
     unsound: list[str] = []

@@ -188,6 +188,7 @@ MailboxMachine.TestCase.settings = settings(
 )
 
 
+@pytest.mark.long
 class TestMailbox(MailboxMachine.TestCase): ...
 
 

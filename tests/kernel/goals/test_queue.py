@@ -562,7 +562,7 @@ class AnyDay(RuleBasedStateMachine):
         assert len(self.desk.queue) == len(self.desk.queue._agents) == 0
 
 
-TestAnyDay = AnyDay.TestCase
+TestAnyDay = pytest.mark.long(AnyDay.TestCase)
 TestAnyDay.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 

@@ -113,6 +113,7 @@ def test_nobody_is_done_with_anothers_goal_nor_with_one_it_has_not_taken() -> No
     with_kernel(test)
 
 
+@pytest.mark.long
 def test_a_goal_ends_with_its_agent_as_the_agent_ends() -> None:
     async def test(kernel: Kernel) -> None:
         for name, ended, expected in (("n", DONE, "done"), ("r", STOPPED, "withdrawn")):
@@ -268,6 +269,7 @@ def test_a_life_that_begins_a_run_of_its_own_is_given_the_goal_again() -> None:
     with_kernel(test)
 
 
+@pytest.mark.long
 def test_many_goals_and_many_agents_are_matched_without_looking_at_all_of_each() -> None:
     async def test(kernel: Kernel) -> None:
         peers = [await greeted(kernel, f"w{n}") for n in range(8)]

@@ -176,6 +176,7 @@ def test_an_unsynced_entry_does_not_overtake_a_synced_one_that_the_writer_is_at(
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_entries_committed_on_the_loop_are_signed_when_silence_follows() -> None:
     async def main() -> None:
         journal = Journal.open(SqliteStore(None))

@@ -137,6 +137,7 @@ def test_a_name_of_another_dialect_does_not_pass_by_an_alias(tmp_path: Path) -> 
     bench(tmp_path, work, dialect="openai")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "head",
     [

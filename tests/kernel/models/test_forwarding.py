@@ -198,6 +198,7 @@ def test_a_call_is_tried_again_before_the_program_sees_anything(tmp_path: Path) 
     bench(tmp_path, work)
 
 
+@pytest.mark.long
 def test_what_the_provider_refuses_the_program_hears_in_its_own_words(tmp_path: Path) -> None:
     async def work(one: Bench) -> None:
         one.mock.then(Fail(400, "your request is odd"), *[Fail(529)] * 4)

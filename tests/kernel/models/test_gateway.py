@@ -111,6 +111,7 @@ def test_a_model_without_a_price_is_refused_where_money_is_limited(tmp_path: Pat
 # Faults.
 
 
+@pytest.mark.long
 def test_a_full_key_is_waited_for_and_every_attempt_is_on_the_record(tmp_path: Path) -> None:
     async def work(one: Bench) -> None:
         one.mock.then(Fail(429, retry_after="0"), Fail(503), Say("there", input=9, output=2))
@@ -144,6 +145,7 @@ def test_what_cannot_pass_by_itself_is_told_at_once(tmp_path: Path, fail: Fail, 
     bench(tmp_path, work)
 
 
+@pytest.mark.long
 def test_a_provider_that_nobody_reaches_is_tried_four_times(tmp_path: Path) -> None:
     async def work(one: Bench) -> None:
         one.mock.then(*[Fail(503)] * 4)
@@ -166,6 +168,7 @@ def test_a_call_with_a_deadline_is_ended_and_paid(tmp_path: Path) -> None:
     bench(tmp_path, work)
 
 
+@pytest.mark.long
 def test_a_deadline_that_passed_in_the_queue_costs_nothing(tmp_path: Path) -> None:
     async def work(one: Bench) -> None:
         agent = one.agent()

@@ -121,6 +121,7 @@ def test_a_family_sees_its_own_and_only_the_elder_may_link() -> None:
     with_kernel(test)
 
 
+@pytest.mark.long
 def test_an_abnormal_end_takes_the_partner_along_whoever_made_the_link() -> None:
     async def test(kernel: Kernel) -> None:
         for maker_ends in (True, False):
@@ -140,6 +141,7 @@ def test_an_abnormal_end_takes_the_partner_along_whoever_made_the_link() -> None
     with_kernel(test)
 
 
+@pytest.mark.long
 def test_a_normal_end_does_not_travel_nor_does_one_after_unlinking() -> None:
     async def test(kernel: Kernel) -> None:
         maker, peer = await greeted(kernel, "maker", ALL)
@@ -172,6 +174,8 @@ def test_who_traps_exits_is_told_once_and_lives() -> None:
     with_kernel(test)
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["revoked", "forbidden"])
 def test_a_link_does_not_outlive_the_right_to_signal(way: str) -> None:
     async def test(kernel: Kernel) -> None:
@@ -189,6 +193,8 @@ def test_a_link_does_not_outlive_the_right_to_signal(way: str) -> None:
     with_kernel(test)
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["revoked", "forbidden"])
 def test_a_monitor_does_not_outlive_the_right_to_look(way: str) -> None:
     async def test(kernel: Kernel) -> None:

@@ -4,6 +4,7 @@ too, against a book kept by hand. The book has no counters: it reads its pages f
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -338,6 +339,7 @@ class Lives(RuleBasedStateMachine):
         assert all(self.fleet.records[one].state is State.ACTIVE for one in self.fleet.processes)
 
 
+@pytest.mark.long
 def test_any_order_of_events_leads_where_a_book_kept_by_hand_does() -> None:
     class Counted(Lives):
         steps: ClassVar[int] = 0

@@ -58,6 +58,7 @@ def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(st.recursive(ATOM, _larger, max_leaves=6), st.lists(st.text("abc.1", max_size=8), min_size=1, max_size=4))
 @example("(a|ab)(c|bcd)(d*)", ["abcd"])

@@ -123,6 +123,7 @@ def _checked_then_opened(top: Path, path: str) -> bytes:
     return (top / path).read_bytes()
 
 
+@pytest.mark.long
 def test_a_link_swapped_during_the_open_never_leads_out(backend: DirectoryBackend, top: Path) -> None:
     swapper = Swapper(top)
     swapper.start()

@@ -201,6 +201,7 @@ def test_what_an_ended_agent_lent_of_its_working_memory_is_gone(trees: Any) -> N
     assert trees.read(kept, B) == "2"
 
 
+@pytest.mark.long
 def test_many_shares_are_listed_in_about_the_time_of_a_page(trees: Any) -> None:
     """Each name looked at every share there is: three thousand of them took seconds of everybody's time."""
     for number in range(3000):

@@ -140,6 +140,7 @@ def agree(files: list[PlainFile], seed: int) -> None:
         seen.add((told[0], told[2], bool(told[1])))
 
 
+@pytest.mark.long
 def test_ten_thousand_random_calls_are_decided_as_by_a_walk_over_all_rules() -> None:
     agree()
     assert asked >= 10_000
