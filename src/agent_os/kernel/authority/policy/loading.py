@@ -5,13 +5,15 @@ understood: nothing is skipped. A project's file is a stranger's: it is read ben
 link, and only a regular file of a bounded size.
 """
 
-import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel import beneath
@@ -27,7 +29,7 @@ ROLES = ("root", "supervisor", "service", "worker", "user")
 PROJECT_FILES = (".agents/security.md", ".agents/policy.toml")
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     layer: Layer
     path: Path
     shown: str = ""  # how errors and records call it; the path itself unless given
@@ -92,7 +94,7 @@ def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) 
         except EINVAL as error:
             problems += problems_of(error)
         else:
-            files.append(dataclasses.replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
+            files.append(replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
     if problems:
         refuse(problems)
     return tuple(files)

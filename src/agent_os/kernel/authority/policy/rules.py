@@ -7,7 +7,6 @@ reads a file or decides a call.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
@@ -161,8 +160,7 @@ class DeclassifyRule(Struct, frozen=True):
     where: Where
 
 
-@dataclass(frozen=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True):
     """One file, checked. `signals`, `metrics` and `traces` come from an imported security.md; None: it says nothing."""
 
     file: str
@@ -182,7 +180,7 @@ class PolicyFile:
     tried: bool = (
         False  # in one run, by its operator's word: its mode is shadow, whatever is above and whatever it says
     )
-    text: bytes = field(default=b"", repr=False)  # as it was read; what the digest is made of
+    text: bytes = b""  # as it was read; what the digest is made of
 
 
 def parse_duration(text: str) -> float:
