@@ -19,6 +19,7 @@ from agent_os.kernel.authority.patterns import Flaw, Pattern
 from agent_os.kernel.authority.policy.problems import Where
 
 SCOPES = ("once", "session", "always")
+MOST_BYTES = 8 << 20  # of a file
 _LABEL = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 _CUSTOM = re.compile(rf"custom(?:\(({_LABEL})\)|:({_LABEL}))", re.ASCII)
 _NAMES = re.compile(r"[a-z0-9_.*/-]+")  # of agents, with their namespaces
