@@ -120,9 +120,16 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import gc
     from importlib import import_module
 
-    value = getattr(import_module(home), name)
+    looking = gc.isenabled()
+    gc.disable()  # of what is loaded nothing is garbage
+    try:
+        value = getattr(import_module(home), name)
+    finally:
+        if looking:
+            gc.enable()
     globals()[name] = value  # the next access does not come here
     return value
 

@@ -10,59 +10,45 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EISOLATION
-from agent_os.abi.tools import ToolSpec
-from agent_os.drivers.tools import (
-    Compile,
-    Files,
-    Keep,
-    Runs,
-    Web,
-    browser,
-    files,
-    http,
-    mcp,
-    memory,
-    output,
-    python,
-    shell,
-)
 from agent_os.kernel.kernel import Kernel
-from agent_os.kernel.supervisor.regex import Regex
-from agent_os.kernel.tools.means import SandboxRuns
 from agent_os.kernel.tools.registry import Call, Deed, Registry, Tool, Verified
 
 if TYPE_CHECKING:
+    from agent_os.abi.tools import ToolSpec
+    from agent_os.drivers.tools import Compile, Files, Keep, Runs, Web
     from agent_os.kernel.tools.servers import Servers
 
 Params = Mapping[str, Any]
 
 
-class Means(NamedTuple):
+class Means(Struct, frozen=True):
     """One agent's."""
 
-    files: Files
-    runs: Runs
-    keep: Keep
-    web: Web
+    files: "Files"
+    runs: "Runs"
+    keep: "Keep"
+    web: "Web"
 
 
 class Working(Protocol):
     """The same for one call, made when it is used."""
 
     @property
-    def files(self) -> Files: ...
+    def files(self) -> "Files": ...
 
     @property
-    def runs(self) -> Runs: ...
+    def runs(self) -> "Runs": ...
 
     @property
-    def keep(self) -> Keep: ...
+    def keep(self) -> "Keep": ...
 
     @property
-    def web(self) -> Web: ...
+    def web(self) -> "Web": ...
 
 
 Of = Callable[[Call], Working]
@@ -70,23 +56,33 @@ Work = Callable[[Call, Working], Awaitable[Any]]
 
 
 def install(kernel: Kernel) -> None:
-    """Into a kernel, before anything of before a crash is settled."""
-    finds = SandboxRuns(_nothing, "kernel")
-    register(kernel.tools.registry, kernel.tools.means, Regex, finds)
-    _browse(kernel)
+    """Into a kernel, before anything of before a crash is settled. The tools are made when somebody first looks: most
+    kernels run programs that use none."""
+    kernel.tools.registry.fill = partial(_fill, kernel)
     kernel.tools.make_servers = partial(_servers, kernel)
     if any(kernel.store.items("mcp")):  # else with the first that is added
         kernel.tools.servers = _servers(kernel)
 
 
+def _fill(kernel: Kernel) -> None:
+    from agent_os.kernel.supervisor.regex import Regex
+    from agent_os.kernel.tools.means import SandboxRuns
+
+    register(kernel.tools.registry, kernel.tools.means, Regex, SandboxRuns(_nothing, "kernel"))
+    _browse(kernel)
+
+
 def _servers(kernel: Kernel) -> "Servers":
+    from agent_os.drivers.tools import mcp
     from agent_os.kernel.tools.servers import Servers
 
     return Servers(kernel, mcp)
 
 
-def register(registry: Registry, of: Of, compiled: Compile, runs: Runs) -> list[Tool]:
+def register(registry: Registry, of: Of, compiled: "Compile", runs: "Runs") -> list[Tool]:
     """`runs` finds programs, which are the same for every agent."""
+    from agent_os.drivers.tools import files, http, memory, output, python, shell
+
     names = {"shell": partial(shell.names, runs=runs), "python": partial(python.names, runs=runs)}
     rows: list[tuple[ModuleType, ToolSpec, Work, Callable[[Params], Mapping[str, Any]] | None]] = [
         (files, files.READ, lambda call, use: files.read(call.params, use.files, use.keep), None),
@@ -108,8 +104,9 @@ def register(registry: Registry, of: Of, compiled: Compile, runs: Runs) -> list[
 
 def _browse(kernel: Kernel) -> None:
     """The verbs of a browser, each asked of the one that its agent has."""
+    from agent_os.drivers.tools import browser
 
-    def add(spec: ToolSpec, verb: Callable[..., Awaitable[Any]], *, keeps: bool = False) -> None:
+    def add(spec: "ToolSpec", verb: Callable[..., Awaitable[Any]], *, keeps: bool = False) -> None:
         async def run(call: Call) -> Any:
             helper = await kernel.tools.browser(call.under.agent)
             call.under.confirm((), {})
@@ -138,6 +135,8 @@ def _bound(work: Work, of: Of) -> Callable[[Call], Awaitable[Any]]:
 
 
 def _editing(of: Of) -> Deed:
+    from agent_os.drivers.tools import files
+
     async def run(call: Call) -> Any:
         return await files.edit(call.params, call.plan, of(call).files)
 

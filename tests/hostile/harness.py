@@ -99,7 +99,7 @@ def spec_of(kind: str, stage: Stage, command: Sequence[str]) -> tuple[SpawnSpec,
         workspace=Workspace("bind" if kind == "tool" else "overlay", at),
         binds=binds,
         masks=stage.masks(at),
-        limits=replace(GUEST_LIMITS, memory_mb=1024, pids=64, tmp_mb=64) if kind == "guest" else Limits(),
+        limits=GUEST_LIMITS._replace(memory_mb=1024, pids=64, tmp_mb=64) if kind == "guest" else Limits(),
     )
     shown["lower"] = project
     if kind != "tool":
@@ -201,7 +201,7 @@ async def act(
 ) -> tuple[spawner.Process, int, int]:
     """Start one of the actors; returns when it says that it is at work. With our ends of its stdin and stdout."""
     spec, shown = spec_of(kind, stage, ["/battery/hostile/actors.py", *words])
-    spec = replace(spec, limits=replace(spec.limits, pids=pids))
+    spec = replace(spec, limits=spec.limits._replace(pids=pids))
     process, stdin, stdout, stderr = await spawn(launcher, lease, spec, shown)
     os.close(stderr)
     said = await asyncio.to_thread(os.read, stdout, 5)

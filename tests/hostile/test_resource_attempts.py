@@ -9,7 +9,6 @@ import secrets
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_88_a_guest_cannot_eat_more_memory_than_its_limit() -> None:
     eat = f"import os, time; pids = [os.fork() for _ in range(3)]; {EAT.format(60)}; time.sleep(2 if pids[0] else 1)"
 
     async def eaten(launcher: Launcher, memory_mb: int) -> tuple[str, bool]:
-        limits = replace(GUEST_LIMITS, memory_mb=memory_mb)
+        limits = GUEST_LIMITS._replace(memory_mb=memory_mb)
         spec = agents.spec_of("guest", [ordinary.python(), "-Ic", eat], limits=limits)
         async with agents.started(launcher, spec) as (process, output):
             text = await asyncio.to_thread(agents.read_all, output)
@@ -67,7 +66,7 @@ def test_88_a_limit_that_is_too_small_to_start_with_is_told_as_that() -> None:
         pytest.skip("cgroup: no memory controller that we may use, and a guest has no other bound on memory")
 
     async def ended(launcher: Launcher) -> bool:
-        spec = agents.spec_of("guest", ["/usr/bin/python3", "-c", "pass"], limits=replace(GUEST_LIMITS, memory_mb=1))
+        spec = agents.spec_of("guest", ["/usr/bin/python3", "-c", "pass"], limits=GUEST_LIMITS._replace(memory_mb=1))
         try:
             async with agents.started(launcher, spec) as (process, _):
                 return (await process.wait()).code == 137 and process.ran_out_of_memory()

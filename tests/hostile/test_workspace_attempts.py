@@ -77,7 +77,7 @@ def _kept(scene: Scene, *words: str) -> Iterator[Workspace]:
     async def run() -> None:
         spec, shown = harness.spec_of("guest", stage, ["/battery/hostile/actors.py", *words])
         at = str(project)
-        spec = replace(spec, cwd=at, workspace=replace(spec.workspace, at=at), masks=[])
+        spec = replace(spec, cwd=at, workspace=spec.workspace._replace(at=at), masks=[])
         launcher = await spawner.Launcher.start()
         try:
             shown |= {"lower": project, "upper": kept.path}

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -83,7 +82,7 @@ async def run(order: Order, host: Host, **simulate: object) -> process.Outcome:
 @pytest.mark.integration
 def test_a_guest_that_fills_its_disk_is_stopped(host: Host, project: Path) -> None:
     fill = "i=0; while :; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); done"
-    order = Order(("/bin/sh", "-c", fill), project, project, limits=replace(GUEST_LIMITS, disk_mb=5))
+    order = Order(("/bin/sh", "-c", fill), project, project, limits=GUEST_LIMITS._replace(disk_mb=5))
     outcome = asyncio.run(run(order, host))
     assert (outcome.ending, outcome.code) == ("disk", 137)
 
@@ -93,7 +92,7 @@ def test_a_guest_that_fills_its_disk_is_stopped(host: Host, project: Path) -> No
 def test_a_guest_that_fills_its_tmp_is_stopped_and_it_is_gone(host: Host, project: Path, mode: Mode) -> None:
     fill = "i=0; while :; do head -c 1000000 /dev/urandom > /tmp/f$i; i=$((i+1)); done"
     place = None if mode == "tmpfs" else project
-    order = Order(("/bin/sh", "-c", fill), project, place, mode=mode, limits=replace(GUEST_LIMITS, tmp_mb=5))
+    order = Order(("/bin/sh", "-c", fill), project, place, mode=mode, limits=GUEST_LIMITS._replace(tmp_mb=5))
     outcome = asyncio.run(run(order, host))
     assert (outcome.ending, outcome.code) == ("tmp", 137)
     assert [entry.name for entry in (host.state / "tmp").iterdir()] == [".lock"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from dataclasses import asdict
 
 import pytest
 
@@ -14,7 +13,7 @@ from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
 def test_every_limit_that_is_set_names_its_enforcer() -> None:
     for given in (Limits(), GUEST_LIMITS, Limits(cpu_s=1, wall_s=2.0, cpu_pct=10, weight=25)):
-        wanted = {name for name, value in asdict(given).items() if value is not None}
+        wanted = {name for name, value in given._asdict().items() if value is not None}
         assert set(limits.enforcers(given)) == wanted
 
 

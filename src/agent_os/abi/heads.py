@@ -17,6 +17,8 @@ from base64 import b64decode, b64encode
 from hashlib import sha256
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from agent_os.abi.entries import Head
 
 _ED25519 = b"\x01"
@@ -28,7 +30,7 @@ class Signature(NamedTuple):
     signature: bytes
 
 
-class Note(NamedTuple):
+class Note(Struct, frozen=True):
     head: Head
     text: bytes  # what is signed
     signatures: tuple[Signature, ...]

@@ -7,9 +7,9 @@ error, never ignored.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
 from agent_os.abi.body import Body as Body
 from agent_os.abi.doors import Clients, Doctor, Gateway, Memory, Metrics, Session, Tokens, Whoami
@@ -32,7 +32,7 @@ class Effect(StrEnum):
     TOOL = "t"  # as the tool declares
 
 
-class Syscall(NamedTuple):
+class Syscall(Struct, frozen=True):
     number: int
     name: str
     request: type[Body]

@@ -130,6 +130,7 @@ async def load_the_rest(kernel: Kernel) -> None:
             await asyncio.sleep(_BETWEEN_MODULES)
     for name in [name for name, module in sys.modules.items() if is_waiting(module)]:
         vars(sys.modules[name])
+    kernel.tools.classes()  # and what is made of them
 
 
 async def _serve(home: Path, where: Path, idle_exit: float | None, say: _Say) -> int:

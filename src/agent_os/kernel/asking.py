@@ -220,4 +220,5 @@ _BY_TYPE: Mapping[type[abi.Body], Prepare] = {
     abi.Limit: _limit,
     abi.Cost: _cost,
 }
+CALLS: dict[int, Prepare] = {30: approve_wait}
 PREPARE: dict[int, Prepare] = {BY_REQUEST[kind].number: prepare for kind, prepare in _BY_TYPE.items()}

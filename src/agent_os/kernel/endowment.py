@@ -7,8 +7,8 @@ held: whoever takes the handle back takes the mount back, and with it the proces
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL, EPERM
@@ -31,7 +31,7 @@ _FAMILY = {"depth": MOST_GENERATIONS}  # whoever descends from it sees what it s
 End = Callable[[Agent, Ended], Awaitable[object]]
 
 
-class Life(NamedTuple):
+class Life(Struct, frozen=True):
     """One life of an agent: what it is to see, and the handles which that rests on."""
 
     order: plan.Order

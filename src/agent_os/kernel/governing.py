@@ -305,7 +305,9 @@ class Governing:
         project = project or self._declared_in(agent)
         try:
             above, own = await asyncio.to_thread(self._said, agent, project, again)
-            files = await asyncio.to_thread(loading.of_project, own, str(project), self._kernel.tools.classes())
+            files = await asyncio.to_thread(
+                loading.of_project, own, str(project), self._kernel.tools.classes() if own else {}
+            )
             if agent.parent and not again:
                 files = (*policies.own(agent.parent), *files)
             if again or (agent.parent and not self._has_own_project(agent)):  # found good before
@@ -349,7 +351,7 @@ class Governing:
 
     def _read(self, project: Path) -> tuple[list[Text], tuple[PolicyFile, ...]]:
         texts = loading.texts_of(project)
-        return texts, loading.of_project(texts, str(project), self._kernel.tools.classes())
+        return texts, loading.of_project(texts, str(project), self._kernel.tools.classes() if texts else {})
 
     async def remember(self, agent: str) -> None:
         """What its project said, before it starts again: something that it began may be done for it. EINVAL: that
@@ -376,7 +378,7 @@ class Governing:
         if not any(file.tried for file in own):
             return []
         enforced = Policy(
-            [dataclasses.replace(file, mode=Mode.STRICT, tried=False) for file in own], self.policies.current.policy
+            [msgspec.structs.replace(file, mode=Mode.STRICT, tried=False) for file in own], self.policies.current.policy
         )
         covered, found = set(self.covers(agent.id, order)), list[Tried]()
         for one in _covers(enforced, agent.parties, self._places(as_file(agent.id), order), order):

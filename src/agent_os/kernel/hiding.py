@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 from agent_os.abi.errors import EBUSY, EINVAL
 from agent_os.kernel.aliases import Alias, Inside, Place, Track, aliases
 from agent_os.kernel.authority.patterns import Pattern
@@ -55,7 +57,7 @@ def at_host(inside: str, host: str, how: How = "hide") -> Covered:
     return Covered(inside, how, host, info.st_dev, info.st_ino)
 
 
-class _Part(NamedTuple):
+class _Part(Struct, frozen=True):
     """A place, or a folder in it, under the names that it is looked at by."""
 
     place: Place
@@ -63,7 +65,7 @@ class _Part(NamedTuple):
     names: tuple[str, ...]
 
 
-class _Entry(NamedTuple):
+class _Entry(Struct, frozen=True):
     part: _Part
     inner: str  # relative to the source of its place; empty for the source itself
     link: bool

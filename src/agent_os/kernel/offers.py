@@ -9,7 +9,9 @@ says that it is worth asking again, and that question is on the record like any 
 
 import asyncio
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from agent_os.abi.frames import encode_body
 
@@ -23,7 +25,7 @@ MOMENT = 0.1  # seconds between a change and the look at it, so that many are on
 _LONGEST = 3600.0  # seconds until a look for a capability whose time may be over
 
 
-class _Grounds(NamedTuple):
+class _Grounds(Struct, frozen=True):
     """What an offer rests on: while these are the same, so is it."""
 
     tools: int
@@ -32,7 +34,7 @@ class _Grounds(NamedTuple):
     agents: tuple[Any, ...]
 
 
-class _Known(NamedTuple):
+class _Known(Struct, frozen=True):
     grounds: _Grounds
     shown: bytes  # digest
 

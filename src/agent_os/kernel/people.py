@@ -21,7 +21,7 @@ from agent_os.kernel.tools.schema import Schema
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-FINISH = "agent.finish"
+FINISH = "agent.finish"  # in `syscalls`, too
 LONGEST_QUESTION = 4000  # characters
 _MOST_MS = 7 * 24 * 3600 * 1000
 _LARGEST_EVENT = 32 << 10  # bytes

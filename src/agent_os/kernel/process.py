@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -331,7 +331,7 @@ async def start(
     about = {
         "argv": argv,
         "program": spec.argv[0],
-        "workspace": asdict(spec.workspace),
+        "workspace": spec.workspace._asdict(),
         "net": [str(grant) for grant in order.net],
     }
     about |= {"restored": order.origin.name if order.origin else None, "snapshot": order.snapshot}
@@ -340,23 +340,21 @@ async def start(
         try:
             before = order.origin or _earlier(order, name, host)
             if before and before.meta.mode == "copy":  # a state made without an overlay goes on without one
-                spec = dataclasses.replace(spec, workspace=dataclasses.replace(spec.workspace, mode="bind"))
+                spec = dataclasses.replace(spec, workspace=spec.workspace._replace(mode="bind"))
             process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, before)
         except SandboxError as problem:
             no_overlay = spec.workspace.mode == "overlay" and (problem.word == "idmap" or problem.step == "C5")
             if order.origin or order.again or not no_overlay or problem.errno == errno.ESTALE:
                 raise
             records.after(name, "no overlay", why=problem.why)
-            spec = dataclasses.replace(
-                spec, workspace=dataclasses.replace(spec.workspace, mode="bind"), covers=_of_a_copy(spec)
-            )
+            spec = dataclasses.replace(spec, workspace=spec.workspace._replace(mode="bind"), covers=_of_a_copy(spec))
             process, places = await _spawn(spec, paths, streams, host, launcher, socket, confirm, copy=True)
     except (SandboxError, AgentOSError) as problem:
         error = explain(problem, order) if isinstance(problem, SandboxError) else problem
         records.after(name, "refused", error=str(error))
         raise error from problem
     enforced_by = limits.enforcers(spec.limits, process.group) | {"tmp_mb": "a watcher; in HOME the size of a tmpfs"}
-    records.after(name, "spawned", **asdict(process.ready), limits=asdict(spec.limits), enforced_by=enforced_by)
+    records.after(name, "spawned", **process.ready._asdict(), limits=spec.limits._asdict(), enforced_by=enforced_by)
     planned = replace(planned, notes=planned.notes + guest.unenforced(enforced_by))
     return Guest(planned, order, records, process, places)
 
@@ -371,7 +369,7 @@ def _covers(spec: SpawnSpec) -> dict[str, list[str]]:
 def _of_a_copy(spec: SpawnSpec) -> list[Cover]:
     """The same paths, but other files."""
     top = f"{spec.workspace.at}/"
-    return [dataclasses.replace(one, device=0, inode=0) if one.path.startswith(top) else one for one in spec.covers]
+    return [one._replace(device=0, inode=0) if one.path.startswith(top) else one for one in spec.covers]
 
 
 class _Places(Struct, frozen=True):

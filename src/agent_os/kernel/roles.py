@@ -6,7 +6,9 @@ what its request says.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EPERM
 from agent_os.abi.syscalls import BY_NAME, BY_NUMBER
@@ -14,7 +16,7 @@ from agent_os.kernel.table import Actor
 from agent_os.kernel.tokens import RANKS
 
 
-class Rule(NamedTuple):
+class Rule(Struct, frozen=True):
     role: str  # who may ask it
     changes: Callable[[Any], bool] | bool = False  # it, or this request of it, changes something: that is an operator's
     tells: Callable[[Any], bool] | None = None  # this request of it is about what was said: that is an auditor's

@@ -11,11 +11,9 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ESRCH
 from agent_os.abi.syscalls import BY_REQUEST
 from agent_os.kernel import works
-from agent_os.kernel.authority.policy.findings import effective
 from agent_os.kernel.authority.policy.layers import Policy
 from agent_os.kernel.authority.policy.problems import Where
-from agent_os.kernel.authority.policy.reading import MOST_BYTES
-from agent_os.kernel.authority.policy.rules import Mode
+from agent_os.kernel.authority.policy.rules import MOST_BYTES, Mode
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.governing import about
 from agent_os.kernel.table import Actor, Agent, Party, bare, qualified
@@ -37,6 +35,8 @@ def summary(kernel: "Kernel") -> dict[str, Any]:
 
 def shown(policy: Policy, parties: Sequence[Party]) -> Iterator[dict[str, Any]]:
     """The rules about one agent and those above it, as plain values."""
+    from agent_os.kernel.authority.policy.findings import effective  # few ask
+
     for line in effective(policy, parties):
         yield {
             "layer": line.layer.name.lower(),

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -374,7 +373,7 @@ def _workspace(parent: Agent, mode: str) -> Any:
 def _limits(parent: Agent, wishes: Sequence[str], clamped: list[Clamped]) -> Iterator[str]:
     """Numbers take the smaller value. What only its parent limits holds for it as well."""
     written = [native(text) for text in parent.order.get("limit", ())]
-    most = asdict(guest.parse_limits(written))
+    most = guest.parse_limits(written)._asdict()
     asked = {name: int(value) for name, _, value in (wish.partition("=") for wish in wishes)}
     for text in written:
         if text.partition("=")[0] not in asked:

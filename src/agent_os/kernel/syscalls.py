@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -18,12 +19,9 @@ from agent_os.abi import syscalls as abi
 from agent_os.abi.errors import EINVAL, EMSGSIZE, ENOSYS, EPERM
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
-from agent_os.kernel import asking, elevation, health, people, roles
+from agent_os.kernel import roles
 from agent_os.kernel.authority.labels import CLEAN, Label
-from agent_os.kernel.bus import doors
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
-from agent_os.kernel.goals import desk
-from agent_os.kernel.pipes import doors as pipes
 from agent_os.kernel.signals import known
 from agent_os.kernel.supervisor import bonds
 from agent_os.kernel.table import Actor, Agent, Caller
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
 Prepare = Callable[["Kernel", Any, Any], Act]
 _OPERATORS = frozenset(one.number for one in abi.TABLE if one.operator)
+_FINISH = "agent.finish"  # a tool only in name
 _MOST_RANDOM = 1024
 _LARGEST_SIGNAL = 8192  # bytes; it waits in the kernel until its receiver wants it
 _LONGEST_SLEEP = 366 * 24 * 3600 * 1000  # ms
@@ -222,7 +221,9 @@ def _vfs(method: str) -> Prepare:
 
 def _exec(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     request = cast("abi.Exec", asked.request)
-    if request.tool == people.FINISH:
+    if request.tool == _FINISH:
+        from agent_os.kernel import people
+
         return people.finish(agent, request)
     if agent.outside:
         _as_outside(kernel, agent, request)
@@ -352,35 +353,51 @@ def _sigmask(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     return Act(do, way=Way.STORE, effect=Effect.IDEMPOTENT)
 
 
-PREPARE: dict[int, Prepare] = {
-    1: _read,
-    2: _write,
-    3: _vfs("open"),
-    4: _vfs("close"),
-    5: _exec,
-    6: _signal,
-    7: _check_policy,
-    8: _exit,
-    9: _spawn,
-    10: _wait,
-    19: _think,
-    21: _vfs("share"),
-    22: _vfs("list"),
-    23: _vfs("stat"),
-    24: _vfs("remove"),
-    25: _vfs("watch"),
-    26: _checkpoint,
-    27: _sleep,
-    28: _now,
-    29: _random,
-    30: asking.approve_wait,
-    31: _sigmask,
-    **doors.CALLS,
-    **pipes.CALLS,
-    **bonds.CALLS,
-    **elevation.CALLS,
-    **desk.CALLS,
-    **health.CALLS,
-    **people.CALLS,
-    **tools.CALLS,
+_FILES = {
+    "asking": (30,),
+    "bus.doors": range(11, 18),
+    "elevation": (39,),
+    "goals.desk": (37, 38),
+    "health": (32, 33),
+    "people": range(40, 43),
+    "pipes.doors": (18,),
 }
+_FILE_OF = {number: file for file, numbers in _FILES.items() for number in numbers}
+
+
+class _Calls(dict[int, Prepare]):
+    """Number → what understands it; the file of some is loaded when one of its calls first comes."""
+
+    def __missing__(self, number: int) -> Prepare:
+        found: dict[int, Prepare] = import_module(f"agent_os.kernel.{_FILE_OF[number]}").CALLS
+        self.update(found | self)
+        return found[number]
+
+
+PREPARE = _Calls(
+    {
+        1: _read,
+        2: _write,
+        3: _vfs("open"),
+        4: _vfs("close"),
+        5: _exec,
+        6: _signal,
+        7: _check_policy,
+        8: _exit,
+        9: _spawn,
+        10: _wait,
+        19: _think,
+        21: _vfs("share"),
+        22: _vfs("list"),
+        23: _vfs("stat"),
+        24: _vfs("remove"),
+        25: _vfs("watch"),
+        26: _checkpoint,
+        27: _sleep,
+        28: _now,
+        29: _random,
+        31: _sigmask,
+        **bonds.CALLS,
+        **tools.CALLS,
+    }
+)

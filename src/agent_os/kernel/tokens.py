@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.msgpack import decode, encode
@@ -59,14 +59,14 @@ class Kept(Struct, array_like=True):
     last_ns: int = 0
 
 
-class Client(NamedTuple):
+class Client(Struct, frozen=True):
     """A token that is bound to an outside client: whoever shows it is that agent, no operator."""
 
     name: str  # of the client
     token: str
 
 
-class _Owner(NamedTuple):
+class _Owner(Struct, frozen=True):
     """On whose behalf words are given out. With its token all of them end."""
 
     id: str

@@ -6,7 +6,9 @@ whether a name that is required exists is a question for the fleet.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent_os.manifest.agency import MAY_SPAWN, Agency, base
 from agent_os.manifest.problems import shown
@@ -28,7 +30,7 @@ _LISTS = {
 }
 
 
-class Found(NamedTuple):
+class Found(Struct, frozen=True):
     key: Path
     message: str
     hint: str = ""

@@ -8,7 +8,9 @@ It remembers which keys were given, because some of the others follow from the r
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 from agent_os.manifest.problems import Flaw, ManifestError, Problem, shown
 from agent_os.manifest.values import Kind
@@ -16,7 +18,7 @@ from agent_os.manifest.values import Kind
 Path = tuple[str | int, ...]
 
 
-class Key(NamedTuple):
+class Key(Struct, frozen=True):
     name: str
     kind: Kind | None  # None: a table of its own
     table: "type[Section] | None"  # of a table, and of the rows of a list of tables

@@ -12,8 +12,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agent_os.sandbox.spec import MAX_BYTES
 
@@ -23,8 +22,7 @@ _LONGEST_WHY = 200  # characters
 _KILLED = 128 + 9  # as shells tell it
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     code: int | None  # its own, or 128+n if signal n ended it; None: its init does not say
     why: str = ""  # it could not be started, and that is why
     lost: bool = False  # the agent ended, and it with it

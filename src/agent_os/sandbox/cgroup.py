@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 0.002
 _NEARLY = 0.9  # a large page may be refused a little below the limit
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Group:
     """The cgroups of one agent, one in each hierarchy of use. Everything it ever starts stays in them."""
 

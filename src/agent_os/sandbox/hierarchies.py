@@ -10,9 +10,8 @@ import errno
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agent_os.sandbox.spec import Limits
 
@@ -24,8 +23,7 @@ _USUAL_SHARES = 1024  # of cpu, in v1
 _TRIED = Limits(memory_mb=64, pids=64, cpu_pct=50)
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """One mount of cgroups, and what was proved to work below our own group in it."""
 
     parent: Path
@@ -36,8 +34,7 @@ class Hierarchy:
     late: bool = False  # joined only when an agent is frozen: joining v2 waits for every processor, 10 ms and more
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What this host lets us do."""
 
     hierarchies: tuple[Hierarchy, ...]
@@ -74,11 +71,10 @@ def _hybrid(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
     """Beside v1 controllers, a v2 mount without any only freezes and kills, and can wait until it is needed."""
     if not any(each.controllers for each in hierarchies if not each.v2):
         return tuple(hierarchies)
-    return tuple(replace(each, late=each.v2 and not each.controllers) for each in hierarchies)
+    return tuple(each._replace(late=each.v2 and not each.controllers) for each in hierarchies)
 
 
-@dataclass(frozen=True)
-class _Mount:
+class _Mount(NamedTuple):
     own: Path  # the directory of our own group
     v2: bool
     holds: frozenset[str]  # v1: what is mounted there

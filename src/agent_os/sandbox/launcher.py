@@ -100,6 +100,7 @@ def _start(config: Config, requests: socket.socket, services: socket.socket) -> 
         without=frozenset(config.without),
         fail_at=config.fail_at,
     )
+    spec.reader()
     step("L9", _freeze_heap)
     requests.send(b'{"up": true}')
     _Nursery(setup, requests).run()

@@ -79,4 +79,4 @@ def enforcers(limits: Limits, group: "Group | None" = None) -> dict[str, str]:
                 by[limit] = f"cgroup {group.version(controller)} {controller}, the agent as a whole"
         if group.weighed:
             by["weight"] = f"cgroup {group.version('cpu')} cpu, the agent as a whole"
-    return {name: by[name] for name, value in vars(limits).items() if value is not None}
+    return {name: by[name] for name, value in limits._asdict().items() if value is not None}

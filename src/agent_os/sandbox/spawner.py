@@ -18,8 +18,8 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from agent_os.sandbox.beside import Commands
 from agent_os.sandbox.cgroup import Group
@@ -47,7 +47,7 @@ class SandboxError(Exception):
         self.word, self.why, self.step, self.errno = word, why, step, errno
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Lease:
     """A uid of the reserved range that no other agent on this machine has now. Root mode only; else uid 1, unused."""
 
@@ -91,16 +91,14 @@ def _lock_byte(fd: int, position: int) -> None:
     fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0))  # F_OFD_SETLK
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     level: str
     layers: tuple[str, ...]
     landlock_abi: int
     uid: int
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     status: int  # as from wait()
     rusage: dict[str, float]
     lost: bool = False  # the launcher died, and the agent with it
@@ -112,7 +110,7 @@ class Exit:
         return code if code >= 0 else 128 - code
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Process:
     """One running agent. Its pid 1 dies with everything it ever started."""
 
@@ -221,7 +219,7 @@ class Launcher:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._services, their_services = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = (theirs.fileno(), their_services.fileno())
-        config = json.dumps(asdict(self._config))
+        config = json.dumps(self._config._asdict())
         # Like -I, but for the one variable that we set: a program run again must walk its sets in the same order.
         command = [self._python, "-Ps", "-S", "-c", _BOOT, config, *map(str, fds), _PACKAGE_PATH]
         env = {"PYTHONHASHSEED": "0"}

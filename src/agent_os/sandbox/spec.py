@@ -4,11 +4,12 @@ Owns shapes and defaults only. `descriptors` names, in order, the descriptors th
 field refers to them by that name.
 """
 
+import functools
 import json
 import typing
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, cast
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, cast
 
 Kind = Literal["native", "guest", "tool"]
 Net = Literal["none", "proxy", "unix"]
@@ -23,8 +24,7 @@ class SpecError(ValueError):
     """A field of the spec is wrong; says which and why."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """What a launcher is started with."""
 
     entry: str  # module:function that runs a native agent; its import is the preload
@@ -36,8 +36,7 @@ class Config:
     fail_at: str = ""  # fail at this step: tests only
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """None means unlimited. `memory_mb` and `cpu_pct` need a cgroup controller; the spawn record says who enforces."""
 
     memory_mb: int | None = 256
@@ -56,8 +55,7 @@ class Limits:
 GUEST_LIMITS = Limits(memory_mb=None, as_mb=None, pids=512, nofile=1000, fsize_mb=None, disk_mb=8192, tmp_mb=2048)
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(NamedTuple):
     """overlay: descriptors `lower` and `upper` (a directory holding upper/ and work/); bind: descriptor `lower`."""
 
     mode: Literal["tmpfs", "overlay", "bind"] = "tmpfs"
@@ -66,16 +64,16 @@ class Workspace:
     inodes: int = 16384
 
 
-@dataclass(frozen=True)
-class Bind:
+class Bind(NamedTuple):
+    """A descriptor of the host's, seen at a path inside."""
+
     fd: str
     dst: str
     rw: bool = False
     exec: bool = True
 
 
-@dataclass(frozen=True)
-class Cover:
+class Cover(NamedTuple):
     """What must not be done to a path inside: `hide` it is empty, `freeze` it cannot be written, `keep` it can neither
     be removed nor renamed. The folders above it cannot be renamed in any case, as they would take it along.
 
@@ -90,6 +88,8 @@ class Cover:
 
 @dataclass(frozen=True)
 class SpawnSpec:
+    """What one agent is made of."""
+
     spawn_id: str
     kind: Kind = "native"
     isolation: Literal["warm", "exec"] = "warm"
@@ -101,11 +101,11 @@ class SpawnSpec:
         default_factory=list[int]
     )  # ports of its own loopback that the kernel serves; `proxy` only
     tty: list[int] | None = None  # rows and columns of a terminal of its own in place of the streams; guests only
-    workspace: Workspace = Workspace()
+    workspace: Workspace = field(default_factory=Workspace)
     binds: list[Bind] = field(default_factory=list[Bind])
     masks: list[str] = field(default_factory=list[str])  # hidden, if they are there
     covers: list[Cover] = field(default_factory=list[Cover])
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     exec_allow: list[str] | None = None
     exec_memfd: bool = False
     controllers: bool = False  # the kernel's word that a cgroup caps this agent as a whole: the child cannot know
@@ -126,14 +126,16 @@ class SpawnSpec:
 
 def encode(spec: SpawnSpec) -> bytes:
     """The id on a line of its own, then the object: the launcher must know the one and never reads the other."""
-    message = f"{spec.spawn_id}\n{json.dumps(spec, default=vars)}".encode()
+    inside = {"workspace": spec.workspace._asdict(), "limits": spec.limits._asdict()}
+    several = {"binds": [one._asdict() for one in spec.binds], "covers": [one._asdict() for one in spec.covers]}
+    message = f"{spec.spawn_id}\n{json.dumps({**vars(spec), **inside, **several})}".encode()
     if len(message) > MAX_BYTES:
         raise SpecError(f"the spawn request is {len(message)} bytes, more than {MAX_BYTES}: shorten argv or env")
     return message
 
 
 def decode(message: bytes) -> SpawnSpec:
-    spec = _read_spec(json.loads(message.partition(b"\n")[2]), "spec")
+    spec = reader()(json.loads(message.partition(b"\n")[2]), "spec")
     mounted = [bind.dst for bind in spec.binds] + [cover.path for cover in spec.covers]
     for path in (spec.cwd, spec.workspace.at, *mounted, *spec.masks):
         if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
@@ -159,11 +161,13 @@ Reader = Callable[[Any, str], Any]  # a JSON value and where it stands → the t
 
 
 def _reader(shape: Any) -> Reader:
-    """How to read one type; an unknown field, a missing one or a wrong type names itself. Made once: every spawn reads
-    its order in a fresh copy of the launcher, which could keep nothing that it worked out about types."""
+    """How to read one type; an unknown field, a missing one or a wrong type names itself."""
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
-    if is_dataclass(shape):
-        return _record_reader(shape)
+    if shape is SpawnSpec:
+        optional = [one.name for one in fields(shape) if (one.default, one.default_factory) != (MISSING, MISSING)]
+        return _record_reader(shape, optional)
+    if hasattr(shape, "_field_defaults"):
+        return _record_reader(shape, shape._field_defaults)
     if origin is Literal:
         return _choice_reader(arguments)
     if origin is list:
@@ -212,10 +216,9 @@ def _dict_reader(item: Reader) -> Reader:
     return read
 
 
-def _record_reader(shape: Any) -> Reader:
-    hints = typing.get_type_hints(shape)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(shape)}
-    required = [f.name for f in fields(shape) if f.default is MISSING and f.default_factory is MISSING]
+def _record_reader(shape: Any, optional: Collection[str]) -> Reader:
+    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(shape).items()}
+    required = [name for name in readers if name not in optional]
 
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
@@ -230,4 +233,8 @@ def _record_reader(shape: Any) -> Reader:
     return read
 
 
-_read_spec = _reader(SpawnSpec)
+@functools.cache
+def reader() -> Reader:
+    """Of an order. Made before the first: every spawn reads its order in a fresh copy of the launcher, which could keep
+    nothing that it worked out about types."""
+    return _reader(SpawnSpec)

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.errors import EAGAIN, EINVAL, EPOLICY

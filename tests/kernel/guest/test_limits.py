@@ -1,7 +1,6 @@
 """`--limit NAME=VALUE`: what it means, and what is refused with a right form."""
 
 import resource
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,13 @@ from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
 
 def test_every_limit_but_the_wall_clock_and_the_share_of_a_manifest_can_be_set() -> None:
-    assert set(NAMES) == set(asdict(Limits())) - {"wall_s", "weight"}
+    assert set(NAMES) == set(Limits()._asdict()) - {"wall_s", "weight"}
 
 
 def test_what_is_set_is_changed_and_nothing_else() -> None:
     asked = parse_limits(["memory_mb=100", "pids=7", "pids=9", "cpu_pct=20"], wall_s=3.0)
     changed = {"memory_mb": 100, "pids": 9, "cpu_pct": 20, "wall_s": 3.0}
-    assert asdict(asked) == asdict(GUEST_LIMITS) | changed
+    assert asked._asdict() == GUEST_LIMITS._asdict() | changed
 
 
 def test_a_guest_has_half_of_the_memory_where_somebody_can_hold_it_to_that() -> None:
@@ -78,7 +77,7 @@ def test_any_text_is_a_limit_or_a_refusal(text: str) -> None:
     except EINVAL:
         return
     assert text.partition("=")[0] in NAMES
-    assert parsed != limits.default_limits() or int(text.partition("=")[2]) in asdict(parsed).values()
+    assert parsed != limits.default_limits() or int(text.partition("=")[2]) in parsed._asdict().values()
 
 
 def test_a_limit_that_nobody_keeps_is_told() -> None:

@@ -41,7 +41,7 @@ class LimitSample(NamedTuple):
     reset_s: float | None = None  # from now until it is full again
 
 
-class LimitsSeen(NamedTuple):
+class LimitsSeen(Struct, frozen=True):
     """The first event of an accepted call. For the queue, never for the agent."""
 
     samples: Sequence[LimitSample]
@@ -117,7 +117,7 @@ class ModelProvider(Protocol):
     async def close(self) -> None: ...
 
 
-class Passed(NamedTuple):
+class Passed(Struct, frozen=True):
     """What an answer came to that was handed on unread."""
 
     usage: Usage

@@ -5,12 +5,14 @@ Each is what the kernel gives for one call: bound to the calling agent, behind t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
+
+from msgspec import Struct
 
 WriteMode = Literal["replace", "append", "create"]
 
 
-class Data(NamedTuple):
+class Data(Struct, frozen=True):
     """A file, or a part of one."""
 
     data: bytes
@@ -18,13 +20,13 @@ class Data(NamedTuple):
     version: int  # what `if_version` of a write compares
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True):
     name: str
     kind: str  # file, directory, other
     size: int
 
 
-class Listing(NamedTuple):
+class Listing(Struct, frozen=True):
     entries: Sequence[Entry]
     more: bool
 
@@ -43,7 +45,7 @@ class Files(Protocol):
         ...
 
 
-class Shown(NamedTuple):
+class Shown(Struct, frozen=True):
     """Bytes as an agent sees them."""
 
     text: str  # what is no UTF-8 is replaced; what is too long has a marker in place of its middle
@@ -61,7 +63,7 @@ class Keep(Protocol):
         ...
 
 
-class Ran(NamedTuple):
+class Ran(Struct, frozen=True):
     code: int
     stdout: bytes
     stderr: bytes
@@ -71,7 +73,7 @@ class Ran(NamedTuple):
     seconds: float = 0.0
 
 
-class Program(NamedTuple):
+class Program(Struct, frozen=True):
     path: str  # where its name was found
     real: str  # the file that it is, links followed
     system: bool = True  # found where only the operator can write
@@ -99,7 +101,7 @@ class Runs(Protocol):
         ...
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     status: int
     headers: Sequence[tuple[str, str]]  # names in lower case
     body: bytes  # as it came, encoded or not

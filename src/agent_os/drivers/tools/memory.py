@@ -7,7 +7,9 @@ the label. What holds more of the words comes first, and among equals what holds
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EINVAL, ENOENT, AgentOSError
 from agent_os.abi.tools import ToolLabels, ToolSpec
@@ -52,7 +54,7 @@ SEARCH = ToolSpec(
 )
 
 
-class _Hit(NamedTuple):
+class _Hit(Struct, frozen=True):
     path: str
     words: int
     times: int

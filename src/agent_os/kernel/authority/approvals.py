@@ -8,9 +8,10 @@ waits leaves a function, which is called when there is an answer on the record.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent_os.abi import frames
@@ -44,7 +45,7 @@ _STEP = 6
 _STAND = ("session", "always")
 
 
-class Met(NamedTuple):
+class Met(Struct, frozen=True):
     """What the gate finds for a call. If it goes on, `rows` go with the entry that makes its act certain."""
 
     go: bool

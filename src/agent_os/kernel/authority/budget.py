@@ -21,7 +21,7 @@ all that it held is spent.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -73,7 +73,7 @@ class Held(Struct, eq=False):
         return {"on": list(self.accounts), "held": dict(self.amounts)}
 
 
-class Alarm(NamedTuple):
+class Alarm(Struct, frozen=True):
     """Four fifths of a limit are spent. Told once, until there is room again."""
 
     account: str
@@ -82,7 +82,7 @@ class Alarm(NamedTuple):
     limit: int
 
 
-class Settled(NamedTuple):
+class Settled(Struct, frozen=True):
     cost: Cost  # for the outcome
     alarms: list[Alarm]
 

@@ -8,7 +8,8 @@ than their parent has. Amounts are whole numbers; `cost` is given in the currenc
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, EBUDGET, EINVAL
 from agent_os.kernel.authority.handles import COUNTED, Clock, Handle
@@ -18,7 +19,7 @@ _STEADY = Clock()
 _NOTHING: Mapping[str, float] = {}
 
 
-class Crossing(NamedTuple):
+class Crossing(Struct, frozen=True):
     """A limit of which four fifths are used, since this charge."""
 
     handle: Handle

@@ -8,7 +8,9 @@ policy. Out: whether this crossing is one, or ETYPE for a value that is not what
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, ETYPE
 from agent_os.drivers.store import Put
@@ -247,7 +249,7 @@ class Agent(Protocol):
     def parties(self) -> Parties: ...
 
 
-class Received(NamedTuple):
+class Received(Struct, frozen=True):
     """For the entry that tells of the delivery."""
 
     label: Label  # what the message brought

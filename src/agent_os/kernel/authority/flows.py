@@ -6,7 +6,7 @@ Pure. `FLOWS` names the join of every syscall; one that is not in it does not pa
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -51,7 +51,7 @@ class Stamps(Enum):
     CHECKPOINT = "checkpoint"  # a state to go on from
 
 
-class Flow(NamedTuple):
+class Flow(Struct, frozen=True):
     brings: Brings = Brings.NOTHING
     stamps: Stamps = Stamps.NOTHING
     leaves: bool = False  # data may go where the kernel does not see it any more
@@ -203,7 +203,7 @@ class FlowRules(Struct, frozen=True):
     sinks: Sequence[SinkRule] = ()
 
 
-class Doubt(NamedTuple):
+class Doubt(Struct, frozen=True):
     """Why a person must be asked."""
 
     rule: str

@@ -10,7 +10,7 @@ carried who could write in it. Whoever sees the folder carries that as well, fro
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -196,7 +196,7 @@ def _below(path: str, base: str) -> bool:
 # Who carries what now.
 
 
-class Folder(NamedTuple):
+class Folder(Struct, frozen=True):
     """What an agent has of a folder of the host, without asking anybody."""
 
     path: str

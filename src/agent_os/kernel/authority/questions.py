@@ -7,9 +7,10 @@ and its arguments made short and free of secrets. Pure. What an agent wrote is d
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec import Struct
 
 from agent_os.abi.syscalls import BY_NUMBER
 from agent_os.kernel.authority.capability import Capability, missing, parse, together
@@ -28,7 +29,7 @@ WANTS = "wants"  # among the facts of a call that needs nothing: what it is abou
 Redact = Callable[[str], str]
 
 
-class Question(NamedTuple):
+class Question(Struct, frozen=True):
     """One reason to ask. Who may answer, by when, and how far the answer may reach is the rule's to say."""
 
     rule: str  # with its layer, `operator:payments`: another layer's rule of that id is another rule
@@ -38,7 +39,7 @@ class Question(NamedTuple):
     scopes: Sequence[str] = ()  # empty: all
 
 
-class Asker(NamedTuple):
+class Asker(Struct, frozen=True):
     """Who wants to do it. `program` stands for its code: what it was started from, as a digest."""
 
     agent: str
@@ -46,7 +47,7 @@ class Asker(NamedTuple):
     guest: bool = False
 
 
-class Ask(NamedTuple):
+class Ask(Struct, frozen=True):
     """A call that needs a person's word."""
 
     asker: Asker

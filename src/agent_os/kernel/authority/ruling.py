@@ -5,10 +5,11 @@ rule, its file and line; EAGAIN where only a rate is reached. What an agent's pr
 once, when it starts, and weighed again whenever the common policy changes.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EAGAIN, EPOLICY
 from agent_os.abi.syscalls import BY_NAME
@@ -121,7 +122,7 @@ def below(own: Sequence[PolicyFile], common: Policy) -> Policy:
     raised = [
         file
         if file.tried or STRICTNESS[file.mode] >= STRICTNESS[common.mode] or len(common.files) == 1
-        else dataclasses.replace(file, mode=common.mode)
+        else replace(file, mode=common.mode)
         for file in own
     ]
     return Policy(raised, common)

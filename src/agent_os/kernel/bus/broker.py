@@ -10,7 +10,7 @@ AgentOSError family means that nothing has changed.
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -55,7 +55,7 @@ class Sent(Struct):
     duplicate: bool = False  # the receiver has it, or had it; nothing was sent
 
 
-class Start(NamedTuple):
+class Start(Struct, frozen=True):
     """Where a new subscription begins."""
 
     kind: Literal["new", "first", "seq", "time"] = "new"

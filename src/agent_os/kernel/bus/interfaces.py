@@ -5,10 +5,10 @@ EINVAL where such a file says nothing that a value could be held to. ETYPE names
 """
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from agent_os.abi.errors import EINVAL, ETYPE
 from agent_os.kernel.recorded import decode_any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KEPT = "interface"
 
 
-class Interface(NamedTuple):
+class Interface(Struct, frozen=True):
     agent: str
     protocol: str  # ipc, rest or mcp
     seconds: float

@@ -7,7 +7,7 @@ nobody here looks inside, so a hostile one costs nothing. Data and bounds only; 
 Live, time is monotonic, so a clock that is set moves nobody; only what is left across a restart counts by the wall.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,7 +30,7 @@ NIL = Raw(b"\xc0")
 _NAMES = ("to", "sender", "schema", "key", "corr", "reply_to", "trace")
 
 
-class Now(NamedTuple):
+class Now(Struct, frozen=True):
     """The moment of an operation. Nothing here looks at a clock by itself."""
 
     mono: float  # seconds

@@ -7,10 +7,11 @@ for whoever stands behind `Asking`; that is the gate, seen from here.
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EACCES, EAGAIN, EIO, EPERM, AgentOSError
 from agent_os.kernel.authority.capability import ACTIONS, missing
@@ -41,8 +42,7 @@ _CREDENTIALS = frozenset({b"authorization", b"cookie", b"proxy-authorization", b
 Body = Callable[[], Awaitable[bytes | None]]  # a request's body, read now; None: too large to be shown
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A request, as far as it is known before anything is resolved."""
 
     host: str | Address
@@ -53,7 +53,10 @@ class Wanted:
     routed: bool = False  # a door leads there, so that no other way should
     tls: bool = False  # the kernel itself speaks TLS there, so that method and path are known all the same
     headers: Headers = ()
-    body: Body | None = field(default=None, compare=False, repr=False)  # None: there is none, or nobody could see it
+    body: Body | None = None  # None: there is none, or nobody could see it
+
+    def __repr__(self) -> str:
+        return f"Wanted({self.host!r}, {self.port}, {self.method!r}, {self.path!r})"
 
     @property
     def tunnel(self) -> bool:

@@ -14,8 +14,10 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from agent_os.abi.errors import (
     EAGAIN,
@@ -77,7 +79,7 @@ _STATUSES: tuple[tuple[type[AgentOSError], int], ...] = (
 )  # every other error of the family is a refusal: 403
 
 
-class Told(NamedTuple):
+class Told(Struct, frozen=True):
     """What the plan of an agent says of its door."""
 
     dialects: tuple[Dialect, ...] = ()

@@ -12,7 +12,6 @@ read).
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import itertools
 import os
@@ -21,6 +20,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import ip_address
+
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EPERM, AgentOSError
 from agent_os.kernel.egress.addresses import (
@@ -154,8 +155,8 @@ class Egress:
             await self._permit(attempt, wanted, decision)  # it was taken back, and the gate says so
         attempt.require(decision)
         if decision.addresses and isinstance(host, str):  # localhost: the endpoint that was named
-            wanted = dataclasses.replace(wanted, host=decision.addresses[0])
-        attempt.leave = await self._permit(attempt, dataclasses.replace(wanted, routed=host in self._routed), decision)
+            wanted = replace(wanted, host=decision.addresses[0])
+        attempt.leave = await self._permit(attempt, replace(wanted, routed=host in self._routed), decision)
         return await self._open_decided(attempt, host, port, decision)
 
     async def _permit(self, attempt: Attempt, wanted: Wanted, decision: Decision) -> Leave | None:

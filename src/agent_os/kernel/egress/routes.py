@@ -20,7 +20,6 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import parse_qsl, urlencode
@@ -75,8 +74,7 @@ class Route(Struct, frozen=True):
         return BASE + self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """A secret is about to be sent."""
 
     agent: str
@@ -87,8 +85,11 @@ class Use:
     method: str
     path: str = "/"  # decoded, without its query
     written: str = ""  # path and query as they were sent
-    headers: Headers = field(default=(), compare=False, repr=False)
-    body: Body | None = field(default=None, compare=False, repr=False)
+    headers: Headers = ()
+    body: Body | None = None
+
+    def __repr__(self) -> str:
+        return f"Use({self.agent!r}, {self.secret!r}, {self.method} {self.host}:{self.port}{self.path})"
 
 
 class Misuse(Struct, frozen=True):

@@ -18,7 +18,7 @@ RESERVE_SECS = 60.0
 Lack = Literal["", "turn", "slots", "memory", "budget", "agent"]
 
 
-class Room(NamedTuple):
+class Room(Struct, frozen=True):
     slots: int
     memory_mb: int
 
@@ -51,13 +51,13 @@ class Work(NamedTuple):
     room: Room
 
 
-class Turn(NamedTuple):
+class Turn(Struct, frozen=True):
     goal: Waiting
     waiting_for: Lack  # nothing: it starts
     room: Room = NONE  # that it then takes
 
 
-class Wanted(NamedTuple):
+class Wanted(Struct, frozen=True):
     """What all goals that wait have in common."""
 
     agents: Iterable[str]  # that they wait for

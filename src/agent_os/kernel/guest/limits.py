@@ -4,7 +4,6 @@ The operator's words go in, `Limits` come out; an unknown name or a value this h
 form. Applies nothing: that is the sandbox's work.
 """
 
-import dataclasses
 import difflib
 import os
 import re
@@ -43,14 +42,14 @@ _INHERITED = {
 def parse_limits(items: Sequence[str], wall_s: float | None = None) -> Limits:
     """A guest's limits: the defaults, and what the operator set. The last one of a name counts."""
     asked = dict(_parse(item) for item in items)
-    return dataclasses.replace(default_limits(), wall_s=wall_s, **asked)
+    return default_limits()._replace(wall_s=wall_s, **asked)
 
 
 def default_limits() -> Limits:
     """Half of the machine's memory, where a cgroup can hold a guest to it; the rest is fixed."""
     if "memory" not in hierarchies.detect().controllers:
         return GUEST_LIMITS
-    return dataclasses.replace(GUEST_LIMITS, memory_mb=max(_BOUNDS["memory_mb"][0], _machine_mb() // 2))
+    return GUEST_LIMITS._replace(memory_mb=max(_BOUNDS["memory_mb"][0], _machine_mb() // 2))
 
 
 def unenforced(enforced_by: dict[str, str]) -> tuple[str, ...]:

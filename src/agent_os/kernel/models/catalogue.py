@@ -7,7 +7,7 @@ the operator gave; no agent ever says an address.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -66,7 +66,7 @@ class Provider(Struct, frozen=True, kw_only=True):
         return msgspec.to_builtins(self)
 
 
-class Named(NamedTuple):
+class Named(Struct, frozen=True):
     """What a name stands for."""
 
     provider: Provider

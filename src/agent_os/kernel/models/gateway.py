@@ -29,12 +29,9 @@ from agent_os.kernel.calls import Act, Asked, Done, Need, Way
 from agent_os.kernel.models.calling import Plan
 from agent_os.kernel.models.catalogue import Catalogue, Named, Provider
 from agent_os.kernel.models.estimate import BYTES_PER_TOKEN, Estimates, raw_estimate
-from agent_os.kernel.models.forwarding import Forwarding
 from agent_os.kernel.models.keys import Keys
 from agent_os.kernel.models.passage import COUNT_TOKENS, Dialect, Passage, Sink
 from agent_os.kernel.models.prices import FREE, Rates, own_rates
-from agent_os.kernel.models.provider import require_sound
-from agent_os.kernel.models.thinking import Thinking, suspected
 from agent_os.kernel.models.traffic import Traffic
 from agent_os.kernel.tooling import BLOBS
 
@@ -89,6 +86,8 @@ class Gateway(Traffic):
     # Native calls.
 
     def prepare(self, agent: "Agent", asked: Asked) -> Act:
+        from agent_os.kernel.models.provider import require_sound  # few programs ask the kernel itself
+
         request = cast("ModelRequest", asked.request)
         require_sound(request)
         named = self.catalogue.named(request.model)
@@ -111,6 +110,8 @@ class Gateway(Traffic):
         return act
 
     async def _think(self, agent: "Agent", asked: Asked, plan: Plan, act: Act) -> Done:
+        from agent_os.kernel.models.thinking import Thinking
+
         return await Thinking(self, agent, asked, plan, act).run()
 
     def _require_images(self, agent: "Agent", request: ModelRequest) -> None:
@@ -174,6 +175,8 @@ class Gateway(Traffic):
     def counted(self, agent: "Agent", plan: Plan, reported: int) -> None:
         """The provider has said how long the prompt was."""
         if self.estimates.reported(plan.named.full, plan.raw, reported):
+            from agent_os.kernel.models.thinking import suspected
+
             self._kernel.journal.put(suspected(agent.id, plan, reported), sync=False)
 
     # Drivers.
@@ -283,6 +286,8 @@ class Gateway(Traffic):
     # Doors: see `passage.py`.
 
     async def pass_through(self, agent: "Agent", passage: Passage, sink: Sink) -> None:
+        from agent_os.kernel.models.forwarding import Forwarding
+
         await Forwarding(self, self._kernel, agent, passage, sink).run()
 
     def plan_of(self, agent: "Agent", needs: Sequence[Need], facts: dict[str, Any], passage: Passage) -> Plan:

@@ -7,9 +7,10 @@ here: the safe is asked for every call, so one that was rotated, unbound or remo
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
+
+from msgspec import Struct
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent_os.models")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """For one call. Without a name: none is needed."""
 
     name: str = ""
     version: int = 0
-    value: str | None = field(default=None, repr=False)
+    value: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Key({self.name!r}, {self.version})"
 
 
 class Keys:

@@ -12,8 +12,9 @@ also reads along: `Forwarded.result` says what it came to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from msgspec import Struct, field
 
 from agent_os.kernel.table import Agent
 
@@ -30,12 +31,11 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class Passage(Struct, frozen=True, kw_only=True):
     path: str  # one of the five above
     model: str  # provider/name, as `named` resolved it
-    body: bytes = field(repr=False)  # as the guest sent it
-    written: Callable[[str, int | None], bytes] = field(repr=False)
+    body: bytes  # as the guest sent it
+    written: Callable[[str, int | None], bytes]
     """The body to send, by the provider's own name of the model, and the output that is allowed where that is less than
     was asked for. All other fields keep their own bytes; where nothing changes, so does the whole."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # those that go along: no credentials
@@ -46,6 +46,9 @@ class Passage:
     action: Literal["call", "embed"] = "call"
     server_tools: frozenset[str] = frozenset()  # what the provider would do outside our gate
     hide_usage: bool = False  # the body asks for usage where the guest did not: its event is taken out again
+
+    def __repr__(self) -> str:
+        return f"Passage({self.path!r}, {self.model!r})"
 
     @property
     def target(self) -> str:

@@ -22,7 +22,7 @@ OPERATOR = "operator"  # in the version, where the operator set the price
 _WORDS = ("input", "output", "cached_read", "cache_write", "request")
 
 
-class Tier(NamedTuple):
+class Tier(Struct, frozen=True):
     """From `above` tokens of input on, every token has this rate."""
 
     above: int

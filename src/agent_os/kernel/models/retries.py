@@ -6,7 +6,7 @@ minute: a provider in trouble must not get twice the calls because of it.
 """
 
 from collections import deque
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -20,7 +20,7 @@ SHARE, ALWAYS, WINDOW_SECS = 0.1, 3, 60.0
 Because = Literal["", "fault", "attempts", "delivered", "long", "deadline", "share"]
 
 
-class Verdict(NamedTuple):
+class Verdict(Struct, frozen=True):
     """`pause` in seconds, or None and `because`. With `long` and `deadline` the caller gets EAGAIN with `wait`."""
 
     pause: float | None

@@ -7,7 +7,7 @@ what it was cleared as, so a crash repeats no finished stage.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -48,7 +48,7 @@ class _Stage(Struct, kw_only=True, forbid_unknown_fields=True):
     checks: list[list[str] | None] = []
 
 
-class Stop(NamedTuple):
+class Stop(Struct, frozen=True):
     """A stage, understood."""
 
     agent: str  # its id

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import blake2b
 from math import floor
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 
@@ -38,7 +38,7 @@ def worst(*healths: Health) -> Health:
     return max(healths, key=lambda health: _GRAVITY.index(health.word), default=UNKNOWN)
 
 
-class Overall(NamedTuple):
+class Overall(Struct, frozen=True):
     """Of many together. `bad`: who is not healthy."""
 
     word: Literal["healthy", "degraded", "down"]
@@ -98,14 +98,14 @@ class Streak:
         return True
 
 
-class Seen(NamedTuple):
+class Seen(Struct, frozen=True):
     """What one look at an agent came to."""
 
     ok: bool
     why: str = ""
 
 
-class Check(NamedTuple):
+class Check(Struct, frozen=True):
     """One round of probes that was begun. What was begun before the agent was held says nothing about it now."""
 
     round: int

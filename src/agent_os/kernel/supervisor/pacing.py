@@ -13,7 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
@@ -39,7 +41,7 @@ DEPENDENCY = "dependency"
 log = logging.getLogger("agent_os.fleet")
 
 
-class _Quiet(NamedTuple):
+class _Quiet(Struct, frozen=True):
     """When nothing is due by a schedule, as far as it was looked at: a rare moment takes milliseconds to find."""
 
     spec: Spec

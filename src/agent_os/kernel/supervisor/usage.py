@@ -6,13 +6,15 @@ gate, the ledger and the host do.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 _PART, _WHOLE = 4, 5
 _QUIET, _WARNED, _TOLD = range(3)
 
 
-class Notice(NamedTuple):
+class Notice(Struct, frozen=True):
     what: Literal["resource_warning", "exceeded"]
     resource: str
     value: int

@@ -6,7 +6,6 @@ of it in the journal first. An agent without a manifest is not watched. Decides 
 """
 
 import asyncio
-import dataclasses
 import logging
 import signal
 import time
@@ -65,7 +64,7 @@ class Watching:
         terms = next(filter(None, map(self._terms, self._line(agent))), None)
         if terms is None:
             return wanted
-        return replace(wanted, limits=dataclasses.replace(wanted.limits, weight=terms.weight))
+        return replace(wanted, limits=wanted.limits._replace(weight=terms.weight))
 
     def _line(self, agent: Agent) -> Iterator[str]:
         """It, its parent, and so on."""

@@ -5,7 +5,6 @@ for what its templates name; what it meets on its way (a link that leads elsewhe
 touched, by `confirm`. For the web see `egress/fetching.py`.
 """
 
-import dataclasses
 import inspect
 import os
 import posixpath
@@ -141,7 +140,7 @@ class SandboxRuns:
         """ENOENT: there is no such program in there. EISOLATION: no sandbox could be made, so nothing ran."""
         if network and self._way_out is None:
             raise EISOLATION("tool.network", "there is no way out for a run here", ran=False)
-        limits = dataclasses.replace(self._limits, wall_s=timeout_s)
+        limits = self._limits._replace(wall_s=timeout_s)
         name = f"{self._agent.replace('/', '-')[:40]}-tool-{next(_numbers)}"
         try:
             launcher = await self._launcher() if callable(self._launcher) else self._launcher

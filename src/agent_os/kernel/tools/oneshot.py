@@ -7,12 +7,11 @@ judged by whoever serves that.
 """
 
 import asyncio
-import dataclasses
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -57,7 +56,7 @@ class Beside(Protocol):
         ...
 
 
-class WayOut(NamedTuple):
+class WayOut(Struct, frozen=True):
     egress: Egress
     doors: Sequence[tuple[Address, int]] = ()  # endpoints of the machine, each at the same port of its own loopback
 
@@ -87,7 +86,7 @@ async def run_tool(
     lease = None
     if beside:
         theirs = beside.process.spec
-        workspace, binds = dataclasses.replace(theirs.workspace, mode="bind"), theirs.binds
+        workspace, binds = theirs.workspace._replace(mode="bind"), theirs.binds
         cwd, argv = _seen_at(cwd, theirs), [_seen_at(argv[0], theirs), *argv[1:]]
         sources, lease = {JOINED: beside.process.mounts}, beside.process.lease.shared()
     spec = SpawnSpec(
@@ -98,7 +97,7 @@ async def run_tool(
         env={"PATH": _PATH, "HOME": "/home/agent", "LANG": "C.UTF-8", **(proxied() if way_out else {}), **(env or {})},
         net="proxy" if way_out else "none",
         forward=[port for _, port in way_out.doors] if way_out else [],
-        limits=dataclasses.replace(limits, wall_s=wall),
+        limits=limits._replace(wall_s=wall),
         cwd=cwd,
         workspace=workspace or Workspace(),
         binds=list(binds),

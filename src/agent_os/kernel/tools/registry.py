@@ -10,7 +10,8 @@ Runs nothing, records nothing, has no clock but the one passed in.
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple
+from threading import RLock
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -95,7 +96,7 @@ class Tool(Struct, eq=False):
         )
 
 
-class Finished(NamedTuple):
+class Finished(Struct, frozen=True):
     result: ToolResult
     blob: bytes | None  # to be kept under `result.blob`
     error: ETYPE | None  # it ran, and what it gave is not what it promised
@@ -148,7 +149,18 @@ class Registry:
     ) -> None:
         self._clock, self._line, self._sees = clock, line, sees
         self.changed: Callable[[], None] = lambda: None  # what there is, or may be called, is another now
-        self._tools: dict[str, dict[str, dict[Version, Tool]]] = {}  # owner → name → version
+        self.fill: Callable[[], None] | None = None  # registers more when somebody first looks, be it in a thread
+        self._filling = RLock()
+        self._made: dict[str, dict[str, dict[Version, Tool]]] = {}  # owner → name → version
+
+    @property
+    def _tools(self) -> dict[str, dict[str, dict[Version, Tool]]]:
+        with self._filling:
+            if self.fill:
+                fill, self.fill, changed, self.changed = self.fill, None, self.changed, lambda: None
+                fill()
+                self.changed = changed  # nothing has: whoever had looked would have seen them
+            return self._made
 
     # What there is.
 
@@ -212,8 +224,9 @@ class Registry:
 
     def forget(self, owner: str) -> None:
         """The agent is over."""
-        if owner and self._tools.pop(owner, None):
-            self.changed()
+        with self._filling:
+            if owner and self._made.pop(owner, None):
+                self.changed()
 
     def withdraw(self, name: str, version: str | None = None) -> int:
         """Of those there for all, as when a server is gone; how many that were."""

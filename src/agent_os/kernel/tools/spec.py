@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Address
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL, ETYPE
@@ -41,7 +42,7 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 Resolve = Callable[[str, str], str]  # a kind and a target as it was written → its one spelling
 
 
-class Wanted(NamedTuple):
+class Wanted(Struct, frozen=True):
     """The authority that a call needs, and facts about it for constraints."""
 
     needs: list[Need]

@@ -20,7 +20,7 @@ MAX_ENTRIES = 10_000
 Data = bytes | str
 
 
-class Facts(NamedTuple):
+class Facts(Struct, frozen=True):
     """One entry as it is now."""
 
     kind: Literal["file", "directory", "other"]
@@ -30,12 +30,12 @@ class Facts(NamedTuple):
     text: bool = False
 
 
-class Listed(NamedTuple):
+class Listed(Struct, frozen=True):
     name: str
     facts: Facts
 
 
-class Page(NamedTuple):
+class Page(Struct, frozen=True):
     entries: Sequence[Listed]
     more: bool
     hidden: int = 0  # names on a disk that no path can say

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
+
+from msgspec import Struct
 
 from agent_os.abi.errors import EAGAIN, EINVAL, ENOENT, ENOSPC
 from agent_os.kernel import beneath
@@ -414,7 +416,7 @@ class DirectoryBackend:
         return change
 
 
-class Planned(NamedTuple):
+class Planned(Struct, frozen=True):
     """An append on its way: where it will begin and end, unless another one is given up."""
 
     path: str

@@ -9,7 +9,9 @@ import asyncio
 import hashlib
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from agent_os.abi.syscalls import Effect, Remove, Write
 from agent_os.kernel.calls import Act, Done, Way
@@ -21,7 +23,7 @@ from agent_os.kernel.vfs.sources import Spool, Whole, encode
 REMOVE = 24  # SYS_REMOVE
 
 
-class Verified(NamedTuple):
+class Verified(Struct, frozen=True):
     state: Literal["done", "not_done", "unsure"]
     value: Any = None  # what to answer, if done
     reason: str = ""

@@ -1,8 +1,7 @@
 """The strictest layer decides, lower ones only narrow, and a bad reload changes nothing."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel.authority.policy.layers import Current, Decision, Policy, strictest

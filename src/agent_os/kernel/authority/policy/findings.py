@@ -6,7 +6,6 @@ called unreachable only where that is proved; what cannot be proved is not repor
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -36,7 +35,7 @@ class Finding(Struct, frozen=True, order=True):
     what: str
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """One rule as it holds for one agent."""
 
     layer: Layer
@@ -47,7 +46,7 @@ class Line(NamedTuple):
     mode: Mode
 
 
-class _Clause(NamedTuple):
+class _Clause(Struct, frozen=True):
     slot: int
     order: int
     file: PolicyFile

@@ -7,7 +7,8 @@ with the answer of a trie for each. Nothing is parsed or compiled per call.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from agent_os.kernel.authority.capability import Capability
 from agent_os.kernel.authority.constraints import NO_FACTS, Facts
@@ -20,7 +21,7 @@ from agent_os.kernel.calls import Need
 _MOST_KNOWN = 4096  # agents whose tables are remembered
 
 
-class Hit(NamedTuple):
+class Hit(Struct, frozen=True):
     """One `what` of one rule."""
 
     rule: Rule

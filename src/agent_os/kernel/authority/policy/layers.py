@@ -12,7 +12,7 @@ share; a reload makes a new one beside the old and swaps one pointer.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from hashlib import sha256
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, field
 
@@ -20,7 +20,6 @@ from agent_os.abi.errors import EINVAL
 from agent_os.kernel.authority.capability import STARTING_SET
 from agent_os.kernel.authority.constraints import NO_FACTS, Facts
 from agent_os.kernel.authority.patterns import Pattern
-from agent_os.kernel.authority.policy.index import Hit, Index
 from agent_os.kernel.authority.policy.problems import Problem, Where, refuse
 from agent_os.kernel.authority.policy.rules import (
     SCOPES,
@@ -35,6 +34,10 @@ from agent_os.kernel.authority.policy.rules import (
     SourceRule,
 )
 from agent_os.kernel.calls import Need
+
+if TYPE_CHECKING:
+    from agent_os.kernel.authority.policy.index import Hit
+
 
 BUILTIN = PolicyFile("built-in", Layer.BUILTIN, "capability")
 DEADLINE_S = 900.0
@@ -103,6 +106,8 @@ class Policy:
         self._must_allow = tuple(slot for slot, file in enumerate(self.files) if file.default == "deny")
         self._indexes = base._indexes if base else ()
         if rules := [(slot, rule) for slot, file in enumerate(own, len(below)) for rule in file.rules]:
+            from agent_os.kernel.authority.policy.index import Index  # most kernels have no rules
+
             self._indexes = (*self._indexes, Index(rules))
         self._decided: dict[tuple[str, str, Need], Decision] = {}  # without facts: who asks for the same hears the same
         self._weighed: dict[tuple[int, ...], Decision] = {}  # by the rules that are about it
@@ -193,7 +198,7 @@ class Policy:
         found = self.find(name, role, need, facts, folds=folds)
         return self._held_against([hit for hit in found if hit.rule.effect is not Effect.ALLOW])
 
-    def _held_against(self, hits: Sequence[Hit]) -> Decision | None:
+    def _held_against(self, hits: "Sequence[Hit]") -> Decision | None:
         if not hits:
             return None
         holding = [hit for hit in hits if self._modes[hit.slot] is not Mode.SHADOW]
@@ -208,7 +213,7 @@ class Policy:
         """Whether a spelling with other case could be meant by a rule that restricts."""
         return any(index.sees_case(need) for index in self._indexes)
 
-    def find(self, name: str, role: str, need: Need, facts: Facts = NO_FACTS, *, folds: bool = False) -> list[Hit]:
+    def find(self, name: str, role: str, need: Need, facts: Facts = NO_FACTS, *, folds: bool = False) -> "list[Hit]":
         """Every rule that is about it, unweighed."""
         return [hit for index in self._indexes for hit in index.find(name, role, need, facts, folds=folds)]
 
@@ -260,7 +265,7 @@ class Policy:
             strictest([self.decide(name, role, need, facts, folds=folds) for need in needs]) if needs else self._quiet
         )
 
-    def _weigh(self, hits: Sequence[Hit], need: Need) -> Decision:
+    def _weigh(self, hits: "Sequence[Hit]", need: Need) -> Decision:
         forbid: Hit | None = None
         asks: list[Hit] = []
         allows: list[Hit] = []
@@ -287,10 +292,10 @@ class Policy:
                 would.append(Would(Effect.FORBID, None, self.files[slot].layer))
         return self._passed(asks, allows, would)
 
-    def _kills(self, hit: Hit) -> bool:
+    def _kills(self, hit: "Hit") -> bool:
         return hit.rule.violation == "kill" or (not hit.rule.violation and self._modes[hit.slot] is Mode.STRICT)
 
-    def _forbidden(self, hit: Hit, would: Sequence[Would]) -> Decision:
+    def _forbidden(self, hit: "Hit", would: Sequence[Would]) -> Decision:
         rule, slot = hit.rule, hit.slot
         return Decision(
             Effect.FORBID,
@@ -307,7 +312,7 @@ class Policy:
         reason = f"no rule of {file.file} allows it, and its default is deny"
         return Decision(Effect.FORBID, None, file.layer, file.mode, "refuse", reason, would=tuple(would))
 
-    def _passed(self, asks: Sequence[Hit], allows: Sequence[Hit], would: Sequence[Would]) -> Decision:
+    def _passed(self, asks: "Sequence[Hit]", allows: "Sequence[Hit]", would: Sequence[Would]) -> Decision:
         through = [*asks, *allows]
         if not through:
             return Decision(Effect.ALLOW, mode=self.mode, reason=self._quiet.reason, would=tuple(would))

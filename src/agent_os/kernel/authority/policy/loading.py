@@ -5,21 +5,24 @@ understood: nothing is skipped. A project's file is a stranger's: it is read ben
 link, and only a regular file of a bounded size.
 """
 
-import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent_os.abi.errors import EINVAL
 from agent_os.kernel import beneath
 from agent_os.kernel.authority.policy.layers import Policy
 from agent_os.kernel.authority.policy.problems import Problem, Where, refuse
-from agent_os.kernel.authority.policy.reading import MOST_BYTES, read
-from agent_os.kernel.authority.policy.rules import Layer, Mode, PolicyFile
-from agent_os.kernel.authority.policy.security import Tools, read_security
+from agent_os.kernel.authority.policy.rules import MOST_BYTES, Layer, Mode, PolicyFile
+
+if TYPE_CHECKING:
+    from agent_os.kernel.authority.policy.security import Tools
 
 ORGANISATION = Path("/etc/agent-os/policy.toml")
 OPERATOR = "policy.toml"  # in the kernel's home
@@ -27,7 +30,7 @@ ROLES = ("root", "supervisor", "service", "worker", "user")
 PROJECT_FILES = (".agents/security.md", ".agents/policy.toml")
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     layer: Layer
     path: Path
     shown: str = ""  # how errors and records call it; the path itself unless given
@@ -80,7 +83,7 @@ def texts_of(project: Path) -> list[Text]:
     return found
 
 
-def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) -> tuple[PolicyFile, ...]:
+def of_project(texts: Sequence[Text], project: str, tools: "Tools | None" = None) -> tuple[PolicyFile, ...]:
     """EINVAL `policy.invalid`: the problems of all of them. What is no file of the project is its agent's manifest."""
     files: list[PolicyFile] = []
     problems: list[Problem] = []
@@ -92,13 +95,13 @@ def of_project(texts: Sequence[Text], project: str, tools: Tools | None = None) 
         except EINVAL as error:
             problems += problems_of(error)
         else:
-            files.append(dataclasses.replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
+            files.append(replace(found, mode=Mode.SHADOW, tried=True) if text.tried else found)
     if problems:
         refuse(problems)
     return tuple(files)
 
 
-def load(places: Iterable[Place], tools: Tools | None = None, base: Policy | None = None) -> Policy:
+def load(places: Iterable[Place], tools: "Tools | None" = None, base: Policy | None = None) -> Policy:
     """EINVAL `policy.invalid`: the problems of all files together."""
     files: list[PolicyFile] = []
     problems: list[Problem] = []
@@ -112,12 +115,16 @@ def load(places: Iterable[Place], tools: Tools | None = None, base: Policy | Non
     return Policy(files, base)
 
 
-def parse(data: bytes, file: str, layer: Layer, tools: Tools | None = None) -> PolicyFile:
+def parse(data: bytes, file: str, layer: Layer, tools: "Tools | None" = None) -> PolicyFile:
     """A rule file, or what a project says in Markdown or YAML."""
     if not file.endswith((".md", ".yaml", ".yml")):
+        from agent_os.kernel.authority.policy.reading import read  # most kernels have no rules
+
         return read(data, file, layer, roles=ROLES)
     if layer is not Layer.PROJECT:
         refuse([Problem(Where(file, 0), "this format is a project's; other layers are written in TOML")])
+    from agent_os.kernel.authority.policy.security import read_security
+
     return read_security(data, file, tools or {})
 
 

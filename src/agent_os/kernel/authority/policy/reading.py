@@ -14,6 +14,7 @@ from agent_os.kernel.authority.capability import Capability
 from agent_os.kernel.authority.policy.conditions import require_real, rule_capability
 from agent_os.kernel.authority.policy.problems import Problems, nearest
 from agent_os.kernel.authority.policy.rules import (
+    MOST_BYTES,
     SCOPES,
     ClassRule,
     DeclassifyRule,
@@ -31,7 +32,6 @@ from agent_os.kernel.authority.policy.rules import (
 from agent_os.manifest.lines import Path, TooDeep, toml_lines
 
 VERSION = 1
-MOST_BYTES = 8 << 20
 MOST_BYTES_BELOW = 256 << 10  # of a stranger's file, which the kernel reads while others wait
 _TABLES: dict[str, tuple[str, ...]] = {
     "rule": ("id", "effect", "what", "agents", "reason", "approvers", "deadline", "scopes", "rate", "violation"),

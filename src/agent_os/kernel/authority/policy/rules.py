@@ -7,7 +7,6 @@ reads a file or decides a call.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
@@ -20,6 +19,7 @@ from agent_os.kernel.authority.patterns import Flaw, Pattern
 from agent_os.kernel.authority.policy.problems import Where
 
 SCOPES = ("once", "session", "always")
+MOST_BYTES = 8 << 20  # of a file
 _LABEL = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 _CUSTOM = re.compile(rf"custom(?:\(({_LABEL})\)|:({_LABEL}))", re.ASCII)
 _NAMES = re.compile(r"[a-z0-9_.*/-]+")  # of agents, with their namespaces
@@ -161,8 +161,7 @@ class DeclassifyRule(Struct, frozen=True):
     where: Where
 
 
-@dataclass(frozen=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True):
     """One file, checked. `signals`, `metrics` and `traces` come from an imported security.md; None: it says nothing."""
 
     file: str
@@ -182,7 +181,7 @@ class PolicyFile:
     tried: bool = (
         False  # in one run, by its operator's word: its mode is shadow, whatever is above and whatever it says
     )
-    text: bytes = field(default=b"", repr=False)  # as it was read; what the digest is made of
+    text: bytes = b""  # as it was read; what the digest is made of
 
 
 def parse_duration(text: str) -> float:
