@@ -4,7 +4,6 @@ In: a workspace's name, or the current directory. Out: the changes on stdout; wh
 All deciding is the kernel's; names and contents come from an agent and are shown escaped.
 """
 
-import asyncio
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from agent_os.cli.changes import count, counted, project, say, show, show_patche
 from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
 from agent_os.client.start import session
-from agent_os.client.wire import Client
+from agent_os.client.wire import Client, at_once
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
@@ -56,7 +55,7 @@ def ask(do: Any, name: str | None = None, **fields: Any) -> Answer:
         async with session() as (client, _):
             return await answered(client, request)
 
-    return asyncio.run(asked())
+    return at_once(asked())
 
 
 async def answered(client: Client, request: Work) -> Answer:
@@ -210,7 +209,7 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     if as_name is None:
         raise click.UsageError("a snapshot needs a name: agentctl snapshot NAME AS")
-    facts = asyncio.run(_take(name, as_name))
+    facts = at_once(_take(name, as_name))
     kept, counts = facts["workspace"], facts["counts"]
     if as_json:
         about = Answer(facts).about()
