@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import click
@@ -283,7 +283,7 @@ def each(
     done: list[Row] = []
     code = 0
     told = tell(wanted, every, act, tree=tree)
-    for name, result in _together(told) if every or tree or wanted[1:] else at_once(told):
+    for name, result in at_once(told, looped=bool(every or tree or wanted[1:])):
         if isinstance(result, AgentOSError):
             errors.report(result, as_json=as_json)
             code = code or errors.exit_code(result)
@@ -296,12 +296,6 @@ def each(
     elif every and not done and not code:
         say("no agent is running")
     return done, code
-
-
-def _together(asked: Coroutine[Any, Any, list[tuple[str, Row | AgentOSError]]]) -> list[tuple[str, Row | AgentOSError]]:
-    import asyncio
-
-    return asyncio.run(asked)
 
 
 async def tell(

@@ -69,11 +69,7 @@ def apply(paths: Sequence[Path], prune: bool, wait: bool, dry_run: bool, yes: bo
     answer = _applied(files, prune, dry_run)
     show(answer, as_json, dry_run=dry_run)
     changed = [one["id"] for one in answer["agents"] if one["change"] in ("new", "changed")]
-    if not wait or not changed or dry_run:
-        return 0
-    import asyncio
-
-    return asyncio.run(_until_ready(changed))
+    return at_once(_until_ready(changed), looped=True) if wait and changed and not dry_run else 0
 
 
 def differences(paths: Sequence[Path], as_json: bool) -> None:

@@ -16,6 +16,7 @@ import click
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Snapshot, Work
 from agent_os.abi.text import native, portable
+from agent_os.cli import asking
 from agent_os.cli.changes import count, counted, project, say, show, show_patches, tell
 from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
@@ -209,7 +210,7 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     if as_name is None:
         raise click.UsageError("a snapshot needs a name: agentctl snapshot NAME AS")
-    facts = at_once(_take(name, as_name))
+    facts = asking.ask(Snapshot(agent=name, name=as_name))
     kept, counts = facts["workspace"], facts["counts"]
     if as_json:
         about = Answer(facts).about()
@@ -217,11 +218,6 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     say(f"kept {plain(name)} as {kept}: {counted(counts)}")
     say(f"next  agentctl run --restore {kept} -- CMD   agentctl diff {kept}   agentctl commit {kept}")
-
-
-async def _take(name: str, as_name: str) -> dict[str, Any]:
-    async with session() as (client, _):
-        return await client.call(Snapshot(agent=name, name=as_name))
 
 
 def _list_kept(as_json: bool) -> None:

@@ -292,11 +292,7 @@ class _Looped(_Line):  # by its methods a protocol: to inherit from asyncio's wo
     def eof_received(self) -> None:
         return None
 
-    def pause_writing(self) -> None:
-        return None
-
-    def resume_writing(self) -> None:
-        return None
+    pause_writing = resume_writing = eof_received
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end()
@@ -307,11 +303,8 @@ class _Looped(_Line):  # by its methods a protocol: to inherit from asyncio's wo
         waiter = asyncio.get_running_loop().create_future()
         stream.waiters.append(waiter)
         try:
-            if until is None:
+            async with asyncio.timeout(until and until - monotonic()):
                 await waiter
-            else:
-                async with asyncio.timeout(until - monotonic()):
-                    await waiter
         finally:
             stream.waiters.remove(waiter)
 
@@ -324,8 +317,12 @@ class _Looped(_Line):  # by its methods a protocol: to inherit from asyncio's wo
         await self.closed()
 
 
-def at_once(asked: Coroutine[Any, Any, T]) -> T:
-    """Runs it without a loop: for what waits for one thing at a time."""
+def at_once(asked: Coroutine[Any, Any, T], *, looped: bool = False) -> T:
+    """Runs it without a loop, as far as it waits for one thing at a time; else `looped`."""
+    if looped:
+        import asyncio
+
+        return asyncio.run(asked)
     try:
         asked.send(None)
     except StopIteration as end:
@@ -336,7 +333,7 @@ def at_once(asked: Coroutine[Any, Any, T]) -> T:
 
 async def readable(fd: int, until: float | None = None) -> None:
     """Returns when there is something to be read; TimeoutError: there is nothing until then."""
-    left = None if until is None else until - monotonic()
+    left = until and until - monotonic()
     if (loop := _loop()) is None:
         waiting = poll()
         waiting.register(fd, POLLIN)
@@ -360,12 +357,8 @@ def _until(within: float | None) -> float | None:
 
 def _loop() -> "asyncio.AbstractEventLoop | None":
     """The one that runs. Where nobody has imported asyncio, none does."""
-    if "asyncio" not in sys.modules:
-        return None
-    import asyncio
-
-    with suppress(RuntimeError):
-        return asyncio.get_running_loop()
+    with suppress(KeyError, RuntimeError):
+        return sys.modules["asyncio"].get_running_loop()
     return None
 
 
