@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ import msgspec
 import pytest
 
 from agent_os.abi import frames
-from agent_os.abi.errors import EHOSTUNREACH, EINVAL, EPERM, EPIPE, ETIMEDOUT
+from agent_os.abi.errors import EHOSTUNREACH, EINVAL, EMSGSIZE, EPERM, EPIPE, EPROTO, ETIMEDOUT
 from agent_os.abi.frames import Bye, Call, Cancel, Chunk, Credit, End, Hello, Reply, Welcome
 from agent_os.abi.syscalls import Logs, Run, Status
 from agent_os.client import wire
-from agent_os.client.wire import CREDIT, Client, connect
+from agent_os.client.wire import CREDIT, Client, at_once, connect
 
 
 class Peer:
@@ -278,3 +280,166 @@ def test_a_path_longer_than_a_sockets_address_is_reached(tmp_path: Path) -> None
 
     assert meet(deep / "kernel.sock", kernel, client, bind=f"/proc/self/fd/{here}/kernel.sock") == 1
     os.close(here)
+
+
+# Without a loop: the same connection, whose waits block.
+
+
+def ask(path: Path, kernel: Callable[[socket.socket], None], asked: Callable[[Client], Awaitable[Any]]) -> Any:
+    """`asked` of a kernel in a thread that has greeted; what it heard of it is nobody's business."""
+    served: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            peer, _ = door.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(frames.encode(Welcome(1, "local:0", 0, {})))
+                kernel(peer)
+        except BaseException as problem:
+            served.append(problem)
+
+    async def scenario() -> Any:
+        async with connect(path) as client:
+            return await asked(client)
+
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            return at_once(scenario())
+        finally:
+            thread.join(20)
+            assert not served, served
+
+
+async def _status(client: Client) -> Any:
+    return await client.call(Status(), deadline=20)
+
+
+def test_without_a_loop_chunks_and_the_answer_come_however_they_are_cut(path: Path) -> None:
+    def kernel(peer: socket.socket) -> None:
+        peer.recv(1 << 16)
+        said = [Chunk(1, 0, frames.body("a")), Chunk(1, 1, frames.body("b")), Reply(1, frames.body({"n": 1}))]
+        for byte in b"".join(map(frames.encode, said)):
+            peer.sendall(bytes([byte]))
+
+    async def asked(client: Client) -> Any:
+        stream = client.stream(Logs(agent="a"))
+        return [chunk async for chunk in stream], await stream.result()
+
+    assert ask(path, kernel, asked) == (["a", "b"], {"n": 1})
+
+
+def test_without_a_loop_a_kernel_that_dies_in_the_middle_is_epipe(path: Path) -> None:
+    def kernel(peer: socket.socket) -> None:
+        peer.recv(1 << 16)
+        peer.sendall(frames.encode(Reply(1, frames.body("x" * 100)))[:50])
+
+    async def asked(client: Client) -> None:
+        for _ in range(2):  # the second is not even sent
+            with pytest.raises(EPIPE) as caught:
+                await _status(client)
+            assert caught.value.code == "daemon.gone"
+        assert client.lost
+
+    ask(path, kernel, asked)
+
+
+def test_why_the_kernel_shows_us_out_is_told_even_if_it_went_before_we_asked(path: Path) -> None:
+    gone = threading.Event()
+
+    def kernel(peer: socket.socket) -> None:
+        peer.sendall(frames.encode(Bye(EPERM.number, "your token was removed")))
+        peer.close()
+        gone.set()
+
+    async def asked(client: Client) -> None:
+        assert gone.wait(20)
+        with pytest.raises(EPERM, match="token was removed"):
+            await _status(client)
+
+    ask(path, kernel, asked)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [((frames.MAX_FRAME + 1).to_bytes(4, "little"), EMSGSIZE), (b"\x01\0\0\0\xc1", EPROTO)],
+    ids=["oversized", "garbage"],
+)
+@pytest.mark.parametrize("looped", [False, True])
+def test_what_is_no_frame_ends_the_connection(path: Path, said: bytes, error: type[Exception], looped: bool) -> None:
+    async def refused(client: Client) -> None:
+        with pytest.raises(error):
+            await _status(client)
+        assert client.lost
+
+    async def looped_kernel(peer: Peer) -> None:
+        await peer.hear()
+        peer._writer.write(said)
+
+    def kernel(peer: socket.socket) -> None:
+        peer.recv(1 << 16)
+        peer.sendall(said)
+
+    meet(path, looped_kernel, refused) if looped else ask(path, kernel, refused)
+
+
+def test_without_a_loop_a_deadline_holds_and_the_kernel_is_told(path: Path) -> None:
+    heard: list[Any] = []
+
+    def kernel(peer: socket.socket) -> None:
+        splitter = frames.Splitter()
+        while data := peer.recv(1 << 16):
+            heard.extend(map(frames.decode_from_agent, splitter.feed(data)))
+
+    async def asked(client: Client) -> None:
+        with pytest.raises(ETIMEDOUT, match="does not answer"):
+            await client.call(Status(), deadline=0.05)
+
+    ask(path, kernel, asked)
+    assert [type(one) for one in heard] == [Call, Cancel]
+    assert heard[0].deadline_ms == 50
+
+
+def test_without_a_loop_ctrl_c_ends_a_wait_and_the_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    waited_for = wire.poll
+
+    def kernel(peer: socket.socket) -> None:
+        splitter = frames.Splitter()
+        while data := peer.recv(1 << 16):
+            heard.extend(map(frames.decode_from_agent, splitter.feed(data)))
+
+    def interrupted() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return waited_for()
+
+    async def asked(client: Client) -> None:
+        monkeypatch.setattr(wire, "poll", interrupted)
+        await client.call(Status())
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(path, kernel, asked)
+    assert [type(one) for one in heard] == [Call, Cancel]
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_somebody_elses_socket_is_told_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, looped: bool) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(EPERM) as caught:
+            (asyncio.run if looped else at_once)(_connects(path))
+        assert caught.value.code == "daemon.foreign"
+        peer, _ = door.accept()
+        with peer:
+            assert peer.recv(1) == b""
+
+
+def test_what_waits_for_a_loop_says_so() -> None:
+    with pytest.raises(RuntimeError, match="only a loop"):
+        at_once(asyncio.sleep(0))

@@ -6,13 +6,14 @@ Owns how its process begins and ends; the verbs are in `main`.
 import gc
 import os
 import sys
+from types import ModuleType
 
 from agent_os import __version__
 
 TYPE_CHECKING = False  # `typing` would be most of the cost of this file
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Our modules are compiled once: with PYTHONDONTWRITEBYTECODE, each command would take three times as long.
 sys.dont_write_bytecode = False
@@ -26,6 +27,7 @@ def entry(main: "Callable[[], int] | None" = None) -> "NoReturn":
         print(version_line())
         code = 0
     else:
+        _spare()
         if main is None:
             from agent_os.cli.main import main
         code = main()
@@ -35,6 +37,31 @@ def entry(main: "Callable[[], int] | None" = None) -> "NoReturn":
         except OSError:  # nobody reads any more
             continue
     os._exit(code)
+
+
+class _Inspect(ModuleType):
+    """What click has at each start of `inspect`; with anything else all of it is loaded, a tenth of a command."""
+
+    def cleandoc(self, doc: str) -> str:
+        return self.__getattr__("cleandoc")(doc) if "\n" in doc or "\t" in doc else doc.lstrip()
+
+    def __getattr__(self, name: str) -> "Any":
+        if sys.modules["inspect"] is self:
+            del sys.modules["inspect"]
+        import inspect
+
+        return getattr(inspect, name)
+
+
+def _spare() -> None:
+    """Keeps click and msgspec from loading what they hardly use. msgspec takes from typing what it does not find."""
+    if "inspect" not in sys.modules:
+        sys.modules["inspect"] = _Inspect("inspect")
+    if "typing_extensions" not in sys.modules:
+        sys.modules["typing_extensions"] = None  # pyright: ignore[reportArgumentType]
+        import msgspec as msgspec
+
+        del sys.modules["typing_extensions"]
 
 
 def version_line() -> str:

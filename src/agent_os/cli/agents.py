@@ -4,7 +4,6 @@ In: names, or `--all`. Out: a table or one object; each verb returns only when w
 called, runs and writes comes from outside and is shown made harmless.
 """
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -24,9 +23,8 @@ from agent_os.cli.members import ROOT, SPARE, STATES, Row, cells, in_tree, is_sh
 from agent_os.cli.naming import AGENT, did_you_mean
 from agent_os.cli.output import output_option, plain, print_json, shape, shortened, table
 from agent_os.cli.screen import listed, watched
-from agent_os.cli.tamer import Tamer
 from agent_os.client.start import session
-from agent_os.client.wire import Client
+from agent_os.client.wire import Client, at_once
 
 _TO_ACT = 60.0  # seconds the kernel has to answer
 _NONE = "no agent is running: agentctl run -- CMD starts one. What ended ones changed: agentctl diff NAME"
@@ -45,7 +43,7 @@ def ps(everybody: bool, labels: Sequence[str], role: str | None, state: str | No
     ISO is the isolation level. In the wide format, LIMITS says what enforces the limits: cgroups (v2, v1) or only
     rlimits. An agent without a manifest is not listed when it has ended: agentctl diff NAME shows what it changed.
     """
-    rows, alike, quarantined = asyncio.run(_listed(everybody, dict(map(_label, labels))))
+    rows, alike, quarantined = at_once(_listed(everybody, dict(map(_label, labels))))
     chosen = [row for row in rows if row["id"] in alike]
     chosen = [row for row in chosen if role in (None, row["role"]) and state in (None, row["state"])]
     if as_json:
@@ -188,8 +186,7 @@ async def _asked_first(client: Client, name: str, grace: float, reason: str) -> 
     began = time.monotonic()
     await client.call(Tell(agent=name, signal=AgentSignal.SIGTERM, reason=reason), deadline=_TO_ACT)
     try:
-        async with asyncio.timeout(grace):
-            await client.call(Await(agent=name))
+        await client.stream(Await(agent=name)).result(grace)
         return {"processes": 0, "survivors": 0, "seconds": time.monotonic() - began, "asked": True}
     except TimeoutError:
         return await client.call(ACTS["kill"](name, reason), deadline=_TO_ACT)
@@ -285,7 +282,8 @@ def each(
         raise click.UsageError(f"name agents, or give --all: agentctl {what} NAME")
     done: list[Row] = []
     code = 0
-    for name, result in asyncio.run(tell(wanted, every, act, tree=tree)):
+    told = tell(wanted, every, act, tree=tree)
+    for name, result in at_once(told, looped=bool(every or tree or wanted[1:])):
         if isinstance(result, AgentOSError):
             errors.report(result, as_json=as_json)
             code = code or errors.exit_code(result)
@@ -318,6 +316,10 @@ async def tell(
                 except AgentOSError as error:
                     return name, error
 
+            if len(names) == 1:
+                return [await one(names[0])]
+            import asyncio
+
             return list(await asyncio.gather(*map(one, names)))
     except EHOSTUNREACH:
         return [(name, nobody(name)) for name in names]
@@ -328,6 +330,8 @@ async def _and_below(client: Client, rows: Sequence[Row], name: str, act: Act, d
     top = next((row["id"] for row in rows if name in (row["id"], row["name"])), None)
     below = [row for _, row in in_tree(rows, top)][1:] if top else []
     alive = [row["name"] for row in below if row.get("pid")]
+    import asyncio
+
     for answer in await asyncio.gather(*(act(client, one) for one in alive), return_exceptions=True):
         if isinstance(answer, ESRCH):
             continue
@@ -357,6 +361,8 @@ def wait(name: str, state: Literal["ready", "running", "over"] | None, timeout: 
     128+n: signal n of the host ended it; 137 also if it was killed. One that is restarted has not ended. If it will
     never be what is waited for, the code is 9.
     """
+
+    import asyncio
 
     async def ask() -> Row:
         async with session() as (client, _), asyncio.timeout(timeout):
@@ -406,6 +412,7 @@ def ended_with(status: int | None) -> int:
 def logs(name: str, follow: bool, last: int | None, since: str | None) -> None:
     """Show what agent NAME wrote, while it runs or afterwards."""
     from agent_os.cli.budget import since_ns
+    from agent_os.cli.tamer import Tamer
 
     begin = since_ns(since) if since else 0
 
@@ -418,7 +425,7 @@ def logs(name: str, follow: bool, last: int | None, since: str | None) -> None:
             await stream.result()
 
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # leaving a view is no failure
-        asyncio.run(read())
+        at_once(read())
 
 
 def _write(data: bytes) -> None:

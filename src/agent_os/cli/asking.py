@@ -1,6 +1,5 @@
 """A question to the kernel. While agentctl listens, Ctrl-C and a reader of its output that left only detach."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +9,7 @@ import click
 
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Body
+from agent_os.client.wire import at_once
 
 TO_LOOK = 5.0  # seconds that a kernel has to answer what takes it none
 
@@ -21,7 +21,7 @@ def ask(request: Body) -> Any:
 
 def receive(request: Body, heard: Callable[[Any], object], *, start: bool = True) -> Any:
     """The answer, after each chunk beside it was `heard`. Without `start` a kernel must be running."""
-    return asyncio.run(_receive(request, heard, start))
+    return at_once(_receive(request, heard, start))
 
 
 def listen(request: Body, heard: Callable[[Any], object]) -> None:

@@ -4,7 +4,6 @@ In: files, directories or names. Out: what changes, one line each. Manifests are
 of every file is told before a kernel is asked; the kernel reads the same texts again and takes all of them or none.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from agent_os.cli.errors import EXIT_FAILED
 from agent_os.cli.members import ROOT, short
 from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, paint, plain, print_json, shortened, table
+from agent_os.client.wire import at_once
 
 if TYPE_CHECKING:
     from agent_os.manifest.fleet import Fleet
@@ -69,7 +69,7 @@ def apply(paths: Sequence[Path], prune: bool, wait: bool, dry_run: bool, yes: bo
     answer = _applied(files, prune, dry_run)
     show(answer, as_json, dry_run=dry_run)
     changed = [one["id"] for one in answer["agents"] if one["change"] in ("new", "changed")]
-    return asyncio.run(_until_ready(changed)) if wait and changed and not dry_run else 0
+    return at_once(_until_ready(changed), looped=True) if wait and changed and not dry_run else 0
 
 
 def differences(paths: Sequence[Path], as_json: bool) -> None:
@@ -166,7 +166,7 @@ def _act(
 ) -> int:
     if bool(names) == every:
         raise click.UsageError(f"name agents, or give --all: agentctl {what} NAME")
-    wanted = asyncio.run(_declared()) if every else names
+    wanted = at_once(_declared()) if every else names
     return each(wanted, False, what, calling(request, within=None), said, as_json)[1]
 
 
@@ -191,7 +191,7 @@ def read_all(paths: Sequence[Path]) -> "Fleet":
 
     if not paths:
         raise click.UsageError("which manifests? -f FILE.agent.toml, or -f DIRECTORY")
-    fleet = read_fleet(paths, known=asyncio.run(_known()))
+    fleet = read_fleet(paths, known=at_once(_known()))
     for one in sorted(fleet.warnings):
         say(f"odd  {plain(str(one))}")
     try:
@@ -235,7 +235,7 @@ def _named(path: str) -> str:
 
 
 def _applied(files: dict[str, str], prune: bool, dry_run: bool) -> Answer:
-    return asyncio.run(_apply(Apply(files=files, prune=prune, dry_run=dry_run)))
+    return at_once(_apply(Apply(files=files, prune=prune, dry_run=dry_run)))
 
 
 async def _apply(request: Apply) -> Answer:
@@ -291,6 +291,8 @@ async def _until_ready(agents: Sequence[str]) -> int:
         rows = (await client.call(Declared(agents=list(agents)), deadline=TO_LOOK))["agents"]
         agents = [row["id"] for row in rows if row["activation"] == "always"]
         waiting = (client.call(Reach(agent=one, state="ready")) for one in agents)
+        import asyncio
+
         answers = await asyncio.gather(*waiting, return_exceptions=True)
     code = 0
     for agent, answer in zip(agents, answers, strict=True):

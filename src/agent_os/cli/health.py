@@ -4,7 +4,6 @@ In: what the kernel tells of itself, its agents, their money and its record. Out
 where something waits for a person; or one object. Everything is asked over one connection, nothing is tried.
 """
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from agent_os.cli.members import ROOT, is_shown, members
 from agent_os.cli.output import age, output_option, paint, plain, print_json, when_idle, width
 from agent_os.cli.rules import alarm
 from agent_os.client import place
+from agent_os.client.wire import at_once
 
 if TYPE_CHECKING:
     from agent_os.client.wire import Client
@@ -40,7 +40,7 @@ def status(as_json: bool) -> None:
 
     The first word of a line says how it is: ok, warn or fail.
     """
-    facts = asyncio.run(_look())
+    facts = at_once(_look())
     if as_json:
         print_json(facts)
         return

@@ -4,14 +4,14 @@ In: a word that nobody knows, or the beginning of one. Out: the nearest known wo
 tells in time. Never starts a kernel.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from agent_os.client.wire import Client
 
 WITHIN_S = 0.2  # that a kernel has; somebody waits for the next key
@@ -40,7 +40,11 @@ class Known(click.types.StringParamType):
     def __init__(self, names: "Callable[[Client], Awaitable[list[str]]]") -> None:
         self._names = names
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        import asyncio
+
+        from click.shell_completion import CompletionItem
+
         try:
             found = asyncio.run(self._asked())
         except Exception:  # whatever it is, a line that is being typed is no place to tell it
@@ -49,6 +53,8 @@ class Known(click.types.StringParamType):
         return [CompletionItem(name) for name in found if name.startswith(incomplete) and name not in given]
 
     async def _asked(self) -> list[str]:
+        import asyncio
+
         from agent_os.client.wire import connect
 
         async with asyncio.timeout(WITHIN_S), connect() as client:

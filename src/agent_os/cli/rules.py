@@ -4,7 +4,6 @@ In: a file, or an agent's name. Out: what holds, with file and line, or every pr
 kernel puts new rules in force itself; where none runs, they are checked the same way and lie ready for the next.
 """
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from agent_os.cli.output import output_option, paint, plain, print_json, table
 from agent_os.cli.screen import watched
 from agent_os.client import place
 from agent_os.client.start import session
+from agent_os.client.wire import at_once
 
 COLOURS = {"allow": "green", "ask": "yellow", "forbid": "red"}
 _PIECE = 64 << 10
@@ -35,7 +35,7 @@ Facts = dict[str, Any]
 def show(agent: str | None, as_json: bool) -> int:
     """Show the rules in force: all of them, or those about AGENT with what its project adds."""
     try:
-        facts = asyncio.run(_in_force(agent))
+        facts = at_once(_in_force(agent))
     except EHOSTUNREACH:
         say("no kernel is running: these are the rules that it would load")
         facts = _of_files(agent)
@@ -105,7 +105,7 @@ def _changed(file: Path | None, data: bytes | None, *, back: bool, dry_run: bool
 
     try:
         try:
-            facts = _tried(data) if dry_run else asyncio.run(_send(data, back))
+            facts = _tried(data) if dry_run else at_once(_send(data, back))
         except EHOSTUNREACH:
             if data is None and not back:
                 raise
@@ -163,7 +163,7 @@ def _lay_ready(data: bytes | None) -> Facts:
 def holdings() -> dict[str, list[str]]:
     """What the agents of a running kernel hold, by name; empty where none runs."""
     try:
-        return asyncio.run(_holdings())
+        return at_once(_holdings())
     except EHOSTUNREACH:
         return {}
 

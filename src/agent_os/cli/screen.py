@@ -5,7 +5,6 @@ the last.
 """
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +35,9 @@ def cut(line: str, columns: int) -> str:
 
 def columns() -> int | None:
     """Of the terminal; None where there is none to fit into, or everything is wanted."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() and shape() != "wide" else None
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns if sys.stdout.isatty() and shape() != "wide" else None
 
 
 def fitted(text: str) -> str:

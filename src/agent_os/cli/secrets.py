@@ -3,7 +3,6 @@
 In: names and bindings as words, values on stdin alone. Out: names, bindings, ages and uses; no part of a value, ever.
 """
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from agent_os.cli.asking import ask, confirm
 from agent_os.cli.changes import say
 from agent_os.cli.output import age, output_option, plain, print_json
 from agent_os.cli.screen import listed, watched
+from agent_os.client.wire import at_once
 
 _HEADINGS = ("NAME", "HOSTS", "HEADER", "AGENTS", "USES", "LAST", "AGE", "VERSION")
 _NO_VALUE = (
@@ -154,7 +154,7 @@ def _give(request: Secrets, rest: Sequence[str]) -> Any:
     """Send a value, in a chunk beside the call."""
     if rest:
         raise click.UsageError(_NO_VALUE)
-    return asyncio.run(_send(request, _value(request.do, request.name)))
+    return at_once(_send(request, _value(request.do, request.name)))
 
 
 def _value(verb: str, name: str) -> bytes:

@@ -4,7 +4,6 @@ In: what the kernel tells. Out: a picture or one object, without any library bey
 which needs Textual and is imported only for it.
 """
 
-import asyncio
 import sys
 
 import click
@@ -15,6 +14,7 @@ from agent_os.cli.members import SPARE, coloured
 from agent_os.cli.output import output_option, plain, print_json, shape
 from agent_os.cli.screen import fitted, listed
 from agent_os.client.start import session
+from agent_os.client.wire import at_once
 
 _ORDERS = click.Choice([*ORDERS, "tree"])
 
@@ -36,10 +36,10 @@ def top(once: bool, order: str, words: str, every: float, as_json: bool) -> None
     /       filter      Enter  its trace  K  kill; each of the three asks first
     """
     if as_json:
-        seen = asyncio.run(_once())
+        seen = at_once(_once())
         print_json({"kernel": seen.facts, "agents": [row for _, row in ordered(seen, order, words)]})
     elif once or shape() == "wide":
-        click.echo(picture(asyncio.run(_once()), order, words))
+        click.echo(picture(at_once(_once()), order, words))
     else:
         _live(order, words, every)
 

@@ -1,6 +1,5 @@
 """`agentctl tree`: who supervises whom, with the state of each. The rows are those of `ps`."""
 
-import asyncio
 from collections.abc import Sequence
 
 import click
@@ -12,6 +11,7 @@ from agent_os.cli.naming import AGENT
 from agent_os.cli.output import output_option, print_json, shortened
 from agent_os.cli.screen import listed, watched
 from agent_os.client.start import session
+from agent_os.client.wire import at_once
 
 _NONE = "no kernel is running: agentctl up starts one, agentctl apply -f DIR declares agents"
 
@@ -26,7 +26,7 @@ def tree(name: str | None, everybody: bool, as_json: bool) -> None:
 
     RESTARTS is how many of its restarts in a row an agent has used; it comes back to 0 by running on.
     """
-    rows = asyncio.run(_rows(everybody))
+    rows = at_once(_rows(everybody))
     if not rows:
         say(_NONE)
     found = list(in_tree(rows, _top(rows, name))) if rows else []

@@ -3,7 +3,6 @@
 In: nothing, or the role that the browser shall have. Out: the address on stdout. Opens no browser.
 """
 
-import asyncio
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from agent_os.abi.errors import EHOSTUNREACH
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.changes import say
 from agent_os.cli.output import output_option, print_json
+from agent_os.client.wire import at_once
 
 
 @click.command()
@@ -26,7 +26,7 @@ def ui(role: Role | None, as_json: bool) -> None:
     \b
       agentctl ui --role viewer
     """
-    found = asyncio.run(_address(role))
+    found = at_once(_address(role))
     if as_json:
         print_json(found)
     else:

@@ -4,7 +4,6 @@ In: a workspace's name, or the current directory. Out: the changes on stdout; wh
 All deciding is the kernel's; names and contents come from an agent and are shown escaped.
 """
 
-import asyncio
 import os
 import sys
 import time
@@ -17,11 +16,12 @@ import click
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Snapshot, Work
 from agent_os.abi.text import native, portable
+from agent_os.cli import asking
 from agent_os.cli.changes import count, counted, project, say, show, show_patches, tell
 from agent_os.cli.naming import AGENT
 from agent_os.cli.output import age, output_option, plain, print_json, table
 from agent_os.client.start import session
-from agent_os.client.wire import Client
+from agent_os.client.wire import Client, at_once
 
 EXIT_FAILED = 1
 EXIT_CONFLICT = 9
@@ -56,7 +56,7 @@ def ask(do: Any, name: str | None = None, **fields: Any) -> Answer:
         async with session() as (client, _):
             return await answered(client, request)
 
-    return asyncio.run(asked())
+    return at_once(asked())
 
 
 async def answered(client: Client, request: Work) -> Answer:
@@ -210,7 +210,7 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     if as_name is None:
         raise click.UsageError("a snapshot needs a name: agentctl snapshot NAME AS")
-    facts = asyncio.run(_take(name, as_name))
+    facts = asking.ask(Snapshot(agent=name, name=as_name))
     kept, counts = facts["workspace"], facts["counts"]
     if as_json:
         about = Answer(facts).about()
@@ -218,11 +218,6 @@ def snapshot(name: str | None, as_name: str | None, as_json: bool) -> None:
         return
     say(f"kept {plain(name)} as {kept}: {counted(counts)}")
     say(f"next  agentctl run --restore {kept} -- CMD   agentctl diff {kept}   agentctl commit {kept}")
-
-
-async def _take(name: str, as_name: str) -> dict[str, Any]:
-    async with session() as (client, _):
-        return await client.call(Snapshot(agent=name, name=as_name))
 
 
 def _list_kept(as_json: bool) -> None:

@@ -5,16 +5,13 @@ the kernels themselves (a lock); whoever comes second is told so and connects to
 error is the one it had.
 """
 
-import asyncio
-import json
 import os
-import subprocess
 import sys
-import zlib
+import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import agent_os
 from agent_os.abi import errors, frames
@@ -22,7 +19,10 @@ from agent_os.abi.errors import EACCES, EBUSY, EHOSTUNREACH, EIO, AgentOSError
 from agent_os.abi.syscalls import Leave
 from agent_os.client import place
 from agent_os.client.config import for_kernel, setting
-from agent_os.client.wire import Client, connect
+from agent_os.client.wire import Client, connect, readable
+
+if TYPE_CHECKING:
+    import subprocess
 
 LOG = "logs/kernel.log"
 ELSEWHERE = "AGENT_OS_HOME=/some/directory agentctl … keeps its state elsewhere"
@@ -43,7 +43,7 @@ async def session(*, start: bool = True, same: bool = False) -> AsyncGenerator[t
             yield client, started
         finally:
             if frames.STAYS not in client.welcome.features:
-                await asyncio.shield(leave(client))
+                await leave(client)
 
 
 @asynccontextmanager
@@ -84,8 +84,7 @@ async def leave(client: Client) -> None:
         return
     if answer["ending"]:
         try:
-            async with asyncio.timeout(_TO_END):
-                await client.ended()
+            await client.ended(_TO_END)
         except TimeoutError:
             reason = f"the kernel, process {client.pid}, was to end and did not within {_TO_END:.0f} s"
             raise EIO("daemon.stuck", reason, hint=f"kill -9 {client.pid}") from None
@@ -93,6 +92,8 @@ async def leave(client: Client) -> None:
 
 async def launch(*, stay: bool = False) -> bool:
     """Start a kernel and wait until it can be talked to; False if another one had the home first."""
+    import subprocess
+
     home = prepared(place.home())
     reading, writing = os.pipe()
     command = [sys.executable, "-P", "-m", "agent_os.daemon", "--home", str(home)]
@@ -126,7 +127,7 @@ async def launch(*, stay: bool = False) -> bool:
     if error := answer.get("error"):
         raise getattr(errors, error["name"], EIO)(error["code"], error["reason"], hint=error["hint"])
     if "held" in answer:
-        await asyncio.sleep(_BETWEEN)
+        time.sleep(_BETWEEN)
         return False
     return True
 
@@ -139,13 +140,17 @@ def idle_exit() -> int:
 
 def build() -> str:
     """Which code this is: the version, and a sum by which changed files are told from those before."""
-    sum_ = 0
-    for folder, folders, files in os.walk(os.path.dirname(agent_os.__file__)):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for file in sorted(name for name in files if name.endswith(".py")):
-            info = os.stat(os.path.join(folder, file))
-            sum_ = zlib.crc32(f"{file} {info.st_size} {info.st_mtime_ns}".encode(), sum_)
-    return f"{agent_os.__version__}-{sum_:08x}"
+    from zlib import crc32
+
+    facts, folders = list[str](), [os.path.dirname(agent_os.__file__)]
+    for folder in folders:
+        for file in os.scandir(folder):
+            if file.name.endswith(".py"):
+                info = file.stat()
+                facts.append(f"{file.name} {info.st_size} {info.st_mtime_ns}")
+            elif file.name != "__pycache__" and file.is_dir():
+                folders.append(file.path)
+    return f"{agent_os.__version__}-{crc32(str(sorted(facts)).encode()):08x}"
 
 
 def prepared(home: Path) -> Path:
@@ -180,25 +185,16 @@ def _log(home: Path) -> int:
 
 async def _answer(reading: int) -> dict[str, Any]:
     """What the kernel said when it was ready, or had to give up."""
-    os.set_blocking(reading, False)
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(reading, ready.set)
-    said = b""
+    import json
+
+    said, until = b"", time.monotonic() + _TO_START
     try:
-        async with asyncio.timeout(_TO_START):
-            while True:
-                ready.clear()
-                await ready.wait()
-                with suppress(BlockingIOError):
-                    piece = os.read(reading, 65536)
-                    if not piece:
-                        break
-                    said += piece
+        await readable(reading, until)
+        while piece := os.read(reading, 65536):
+            said += piece
+            await readable(reading, until)
     except TimeoutError:
         raise EIO("daemon.failed", f"the kernel was not ready within {_TO_START:.0f} s", hint=_see_log()) from None
-    finally:
-        loop.remove_reader(reading)
     if not said:
         raise EIO("daemon.failed", "the kernel ended before it was ready", hint=_see_log())
     return json.loads(said)

@@ -2,17 +2,22 @@
 
 In: request structs of `abi.syscalls`. Out: what the kernel answered, or the error it meant. One connection carries any
 number of calls at a time. Nothing is sent again by itself: whoever gets EPIPE decides.
+
+Under a loop of asyncio each wait is one of the loop's. Without one it blocks, and `at_once` runs what waits for one
+thing at a time: importing asyncio takes longer than most questions.
 """
 
-import asyncio
 import os
-import socket
-import struct
+import sys
+from _socket import AF_UNIX, SO_PEERCRED, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket  # `socket` names all there is
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from select import POLLIN, poll
+from struct import calcsize, unpack
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -21,11 +26,17 @@ from agent_os.abi.errors import ECANCELED, EHOSTUNREACH, EPERM, EPIPE, ETIMEDOUT
 from agent_os.abi.syscalls import BY_REQUEST, Body
 from agent_os.client import credentials, place
 
+if TYPE_CHECKING:
+    import asyncio
+    from socket import socket as Socket
+
+T = TypeVar("T")
 Hear = Callable[[str, Any], None]  # what was pushed (a signal, a message, a notice), and its body
 CREDIT = 256 << 10  # bytes of chunks under way, in each direction of a stream
 _RESERVE = 4 << 10  # of our credit, for what must get through while data waits
 _GIVE_BACK = 64 << 10
 _TO_GREET = 30.0  # seconds
+_PIECE = 256 << 10
 
 
 class Client:
@@ -39,12 +50,11 @@ class Client:
         does not answer at all. Cancelled, the kernel is told; what it had begun may have happened."""
         stream = self.stream(request, deadline=deadline, key=key)
         try:
-            async with asyncio.timeout(deadline):
-                return await stream.result()
+            return await stream.result(deadline)
         except TimeoutError:
             stream.cancel()
-            raise self._silent() from None
-        except asyncio.CancelledError:
+            raise _silent(self.pid) from None
+        except BaseException:
             stream.cancel()
             raise
 
@@ -60,32 +70,25 @@ class Client:
         heard_by.append(hear)
         return lambda: heard_by.remove(hear) if hear in heard_by else None
 
-    async def ended(self) -> None:
-        """Returns when the kernel's process is gone."""
+    async def ended(self, within: float | None = None) -> None:
+        """Returns when the kernel's process is gone. TimeoutError: it was not within so many seconds."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
-        loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
         try:
-            await gone
+            await readable(pidfd, _until(within))
         finally:
-            loop.remove_reader(pidfd)
             os.close(pidfd)
 
     @property
     def lost(self) -> bool:
         """The connection is closed, by whichever side."""
-        return self._line.lost.is_set()
+        return self._line.lost
 
     async def closed(self) -> None:
         """Returns when it is."""
-        await self._line.lost.wait()
-
-    def _silent(self) -> ETIMEDOUT:
-        return _silent(self.pid)
+        await self._line.closed()
 
 
 class Stream:
@@ -94,11 +97,9 @@ class Stream:
     def __init__(self, line: "_Line", number: int) -> None:
         self._line, self.id = line, number
         self._chunks: deque[bytes] = deque()
-        self._arrived = asyncio.Event()
-        self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._outcome.add_done_callback(_looked_at)
+        self._over, self._outcome = False, None
         self._credit, self._owed, self._sent = CREDIT, 0, 0
-        self._room = asyncio.Event()
+        self.waiters: list[asyncio.Future[None]] = []  # the line's: who is woken by news of it
 
     def __aiter__(self) -> "Stream":
         return self
@@ -112,17 +113,16 @@ class Stream:
         """The next chunk and its size, to be given back by `give` once it is dealt with. Ends the iteration at the end
         of the call, whatever its outcome."""
         while not self._chunks:
-            if self._outcome.done():
+            if self._over:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self._line.news(self)
         data = self._chunks.popleft()
         return msgspec.msgpack.decode(data), len(data)
 
     def give(self, size: int) -> None:
         """Let the kernel send so much more."""
         self._owed += size
-        if self._owed >= _GIVE_BACK and not self._outcome.done():
+        if self._owed >= _GIVE_BACK and not self._over:
             self._line.write(frames.Credit(self.id, self._owed))
             self._owed = 0
 
@@ -131,80 +131,105 @@ class Stream:
         and may use credit that data may not."""
         data = frames.body(value)
         size = len(bytes(data))
-        while not self._outcome.done() and self._credit - size < (0 if urgent else _RESERVE):
-            self._room.clear()
-            await self._room.wait()
-        if not self._outcome.done():
+        while not self._over and self._credit - size < (0 if urgent else _RESERVE):
+            await self._line.news(self)
+        if not self._over:
             self._credit -= size
             self._line.write(frames.Chunk(self.id, self._sent, data))
             self._sent += 1
 
     def end(self) -> None:
         """No more chunks from us."""
-        if not self._outcome.done():
+        if not self._over:
             self._line.write(frames.End(self.id, self._sent))
 
     def cancel(self) -> None:
-        if not self._outcome.done():
+        if not self._over:
             self._line.write(frames.Cancel(self.id))
 
-    async def result(self) -> Any:
-        return await asyncio.shield(self._outcome)
+    async def result(self, within: float | None = None) -> Any:
+        """TimeoutError: there was none within so many seconds."""
+        until = _until(within)
+        while not self._over:
+            await self._line.news(self, until)
+        if isinstance(self._outcome, AgentOSError):
+            raise self._outcome
+        return self._outcome
 
     # Called by the line.
 
     def heard(self, data: bytes) -> None:
         self._chunks.append(data)
-        self._arrived.set()
+        self._wake()
 
     def credited(self, size: int) -> None:
         self._credit += size
-        self._room.set()
+        self._wake()
 
     def settle(self, outcome: Any) -> None:
-        if not self._outcome.done():
-            if isinstance(outcome, AgentOSError):
-                self._outcome.set_exception(outcome)
-            else:
-                self._outcome.set_result(outcome)
-        self._arrived.set()
-        self._room.set()
+        if not self._over:
+            self._over, self._outcome = True, outcome
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
-def _looked_at(outcome: "asyncio.Future[Any]") -> None:
-    """An outcome that nobody waits for any more is no mistake."""
-    if not outcome.cancelled():
-        outcome.exception()
+class _Line:
+    """The socket: frames in and out, and who waits for which. This one blocks while it waits for news."""
 
-
-class _Line(asyncio.Protocol):
-    """The socket: frames in and out, and who waits for which."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, opened: socket, pid: int) -> None:
+        self._socket, self.pid = opened, pid
         self._splitter = frames.Splitter()
-        self._open: dict[int, Stream] = {}
         self._last = 0
-        self.heard_by: list[Hear] = []
-        self._transport: asyncio.Transport | None = None
         self._bye: AgentOSError | None = None
-        self.greeting: asyncio.Future[frames.Welcome] = asyncio.get_running_loop().create_future()
-        self.greeting.add_done_callback(_looked_at)
-        self.lost = asyncio.Event()
+        self.heard_by: list[Hear] = []
+        self.lost = False
+        self.greeting = Stream(self, 0)
+        self._open = {0: self.greeting}
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+    async def news(self, stream: Stream, until: float | None = None) -> None:
+        """Returns when something may have become of `stream`; TimeoutError: nothing has until then."""
+        await readable(self._socket.fileno(), until)
+        try:
+            data = self._socket.recv(_PIECE)
+        except OSError:
+            data = b""
+        self.feed(data) if data else self.end()
 
-    def data_received(self, data: bytes) -> None:
-        for frame in self._splitter.feed(data):
-            if (understood := frames.decode_from_kernel(frame)) is not None:
-                self._hear(understood)
+    def write(self, frame: frames.Frame) -> None:
+        if self.lost:
+            return
+        try:
+            self._socket.sendall(frames.encode(frame))
+        except (BrokenPipeError, ConnectionResetError):  # what it said before it went is still to be read
+            return
+        except TimeoutError:
+            raise _silent(self.pid) from None
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set()
+    async def close(self) -> None:
+        self._socket.close()
+        self.lost = True
+
+    async def closed(self) -> None:
+        while not self.lost:
+            await self.news(self.greeting)
+
+    def feed(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.feed(data):
+                if (understood := frames.decode_from_kernel(frame)) is not None:
+                    self._hear(understood)
+        except AgentOSError as problem:  # this is no kernel of ours
+            self._bye = problem
+            self.end()
+
+    def end(self) -> None:
+        self.lost = True
         gone = self._bye or _gone()
-        if not self.greeting.done():
-            self.greeting.set_exception(gone)
+        self.greeting.settle(gone)
         for stream in self._open.values():
             stream.settle(gone)
         self._open.clear()
@@ -212,7 +237,7 @@ class _Line(asyncio.Protocol):
     def _hear(self, frame: frames.FromKernel) -> None:
         match frame:
             case frames.Welcome():
-                self.greeting.set_result(frame)
+                self._close(self.greeting, frame)
             case frames.Bye():
                 self._bye = _refused(frame)
             case frames.Push():
@@ -242,7 +267,7 @@ class _Line(asyncio.Protocol):
     def open(self, operation: int, body: msgspec.Raw, deadline: float | None, key: str | None) -> Stream:
         self._last += 1
         stream = Stream(self, self._last)
-        if self.lost.is_set():
+        if self.lost:
             stream.settle(self._bye or _gone())
             return stream
         self._open[self._last] = stream
@@ -250,14 +275,91 @@ class _Line(asyncio.Protocol):
         self.write(frames.Call(self._last, operation, body, None, allowed, key))
         return stream
 
+
+class _Looped(_Line):  # by its methods a protocol: to inherit from asyncio's would import it
+    """The same under a loop, which calls what is told here."""
+
+    _transport: "asyncio.Transport"
+
+    def connection_made(self, transport: "asyncio.Transport") -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.feed(data)
+        if self.lost:
+            self._transport.abort()
+
+    def eof_received(self) -> None:
+        return None
+
+    pause_writing = resume_writing = eof_received
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end()
+
+    async def news(self, stream: Stream, until: float | None = None) -> None:
+        import asyncio
+
+        waiter = asyncio.get_running_loop().create_future()
+        stream.waiters.append(waiter)
+        try:
+            async with asyncio.timeout(until and until - monotonic()):
+                await waiter
+        finally:
+            stream.waiters.remove(waiter)
+
     def write(self, frame: frames.Frame) -> None:
-        if self._transport and not self.lost.is_set():
+        if not self.lost:
             self._transport.write(frames.encode(frame))
 
     async def close(self) -> None:
-        if self._transport:
-            self._transport.close()
-            await self.lost.wait()
+        self._transport.close()
+        await self.closed()
+
+
+def at_once(asked: Coroutine[Any, Any, T], *, looped: bool = False) -> T:
+    """Runs it without a loop, as far as it waits for one thing at a time; else `looped`."""
+    if looped:
+        import asyncio
+
+        return asyncio.run(asked)
+    try:
+        asked.send(None)
+    except StopIteration as end:
+        return end.value
+    asked.close()
+    raise RuntimeError("it waits for something that only a loop knows")
+
+
+async def readable(fd: int, until: float | None = None) -> None:
+    """Returns when there is something to be read; TimeoutError: there is nothing until then."""
+    left = until and until - monotonic()
+    if (loop := _loop()) is None:
+        waiting = poll()
+        waiting.register(fd, POLLIN)
+        if not waiting.poll(left and max(left, 0) * 1000):
+            raise TimeoutError
+        return
+    import asyncio
+
+    there = loop.create_future()
+    loop.add_reader(fd, lambda: there.done() or there.set_result(None))
+    try:
+        async with asyncio.timeout(left):
+            await there
+    finally:
+        loop.remove_reader(fd)
+
+
+def _until(within: float | None) -> float | None:
+    return None if within is None else monotonic() + within
+
+
+def _loop() -> "asyncio.AbstractEventLoop | None":
+    """The one that runs. Where nobody has imported asyncio, none does."""
+    with suppress(KeyError, RuntimeError):
+        return sys.modules["asyncio"].get_running_loop()
+    return None
 
 
 @asynccontextmanager
@@ -265,16 +367,17 @@ async def connect(path: Path | None = None, *, token: str | None = None, build: 
     """A connection that the kernel has welcomed, as whoever shows `token`; without one, as the environment says.
     EHOSTUNREACH `daemon.down`: there is no kernel; or it was idle and ends, because it is of another `build`."""
     token = credentials.shown() if token is None else token
-    path = path or place.control_socket()
-    opened = _dial(path)
+    opened = _dial(path or place.control_socket())
     pid = _pid_behind(opened)
-    loop = asyncio.get_running_loop()
-    _, line = await loop.create_connection(lambda: _Line(pid), sock=opened)
+    if (loop := _loop()) is None:
+        line = _Line(opened, pid)
+    else:
+        line = _Looped(opened, pid)
+        await loop.create_connection(cast("Callable[[], asyncio.Protocol]", lambda: line), sock=_whole(opened))
     try:
         line.write(frames.Hello(frames.ABI_MIN, frames.ABI_MAX, [], token, build))
         try:
-            async with asyncio.timeout(_TO_GREET):
-                welcome = await asyncio.shield(line.greeting)
+            welcome = await line.greeting.result(_TO_GREET)
         except TimeoutError:
             raise _silent(pid) from None
         except EPIPE:
@@ -284,9 +387,9 @@ async def connect(path: Path | None = None, *, token: str | None = None, build: 
         await line.close()
 
 
-def _dial(path: Path) -> socket.socket:
+def _dial(path: Path) -> socket:
     """A socket's address may have 107 bytes, a path many more: it is named from its open directory."""
-    opened = socket.socket(socket.AF_UNIX)
+    opened = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -305,14 +408,22 @@ def _dial(path: Path) -> socket.socket:
         raise EPERM("daemon.closed", f"{path} cannot be opened: {problem.strerror}") from None
     finally:
         os.close(directory)
-    opened.setblocking(False)
+    opened.settimeout(_TO_GREET)
     return opened
 
 
-def _pid_behind(connected: socket.socket) -> int:
+def _whole(opened: socket) -> "Socket":
+    """As a loop wants it: of the module `socket`, whose import takes as long as a question."""
+    from socket import socket as Socket
+
+    whole = Socket(fileno=opened.detach())
+    whole.setblocking(False)
+    return whole
+
+
+def _pid_behind(connected: socket) -> int:
     """Of our own user: anybody else who answers there is no kernel that we should tell anything."""
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", credentials)
+    pid, uid, _ = unpack("3i", connected.getsockopt(SOL_SOCKET, SO_PEERCRED, calcsize("3i")))
     if uid != os.geteuid():
         connected.close()
         raise EPERM("daemon.foreign", f"process {pid} of uid {uid} answers at the control socket, and is not yours")
