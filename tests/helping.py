@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_os.kernel.egress import Connection, Egress, parse_grant
-from agent_os.kernel.helpers import starting
+from agent_os.kernel.helpers import serving
 from agent_os.kernel.helpers.link import Link
 from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Launcher, Process
@@ -31,7 +31,7 @@ class Boxed:
 @asynccontextmanager
 async def boxed(
     launcher: Launcher,
-    which: starting.Which,
+    which: serving.Which,
     grants: Sequence[str] = (),
     names: Mapping[str, Sequence[str]] | None = None,
     shown: Sequence[Path] = (),
@@ -46,7 +46,7 @@ async def boxed(
         return (names or {})[host]
 
     binds = [Bind(f"shown{i}", str(path)) for i, path in enumerate(shown)]
-    spec = starting.spec(which, f"h-{secrets.token_hex(4)}", binds=binds)
+    spec = serving.spec(which, f"h-{secrets.token_hex(4)}", binds=binds)
     egress = Egress(spec.spawn_id, [parse_grant(text) for text in grants], reached.append, resolve=resolve)
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDWR)
@@ -64,7 +64,7 @@ async def boxed(
         theirs.close()
         for fd in (null, *opened.values()):
             os.close(fd)
-    serving = asyncio.create_task(egress.serve(process.listeners[0]))
+    proxy = asyncio.create_task(egress.serve(process.listeners[0]))
     link = await Link.over(ours)
     try:
         yield Boxed(link, process, reached)
@@ -72,19 +72,19 @@ async def boxed(
         link.end("the test is over")
         await process.kill()
         await egress.close()
-        await serving
+        await proxy
         process.close()
 
 
 @asynccontextmanager
 async def plain(
-    which: starting.Which, env: Mapping[str, str] | None = None, notice: Callable[[str], None] | None = None
+    which: serving.Which, env: Mapping[str, str] | None = None, notice: Callable[[str], None] | None = None
 ) -> AsyncGenerator[tuple[Link, "asyncio.subprocess.Process"]]:
     """Without walls. It must end by itself when the link does."""
     ours, theirs = socket.socketpair()
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "AGENT_OS_CHROMIUM") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
-        *starting.command(which, sys.executable),
+        *serving.command(which, sys.executable),
         pass_fds=[theirs.fileno()],
         env=inherited | {"AGENT_OS_FD": str(theirs.fileno()), **(env or {})},
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent_os.cli import turns
+from agent_os.cli import running as turns
 
 USAGE = {"input": 1200, "output": 34}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent_os.gateway.queues import Queue
+from agent_os.gateway.stream import Queue
 
 
 def test_a_queue_is_full_by_number_and_by_size() -> None:

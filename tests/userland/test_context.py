@@ -11,7 +11,7 @@ from agent_os.abi import frames
 from agent_os.abi.errors import EBUSY, ECONFLICT, EINVAL, EPROTO
 from agent_os.abi.signals import AgentSignal
 from agent_os.userland.context import Context, Interrupted
-from agent_os.userland.signals import Delivered
+from agent_os.userland.session import Delivered
 from userland.fake_kernel import FakeKernel, forever, played
 
 

@@ -6,16 +6,19 @@ it to end, the second kills it; whatever becomes of us, the kernel ends what it 
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import struct
+import termios
+import tty
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_os.abi.errors import ENOENT, EPIPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Await, Beside, Logs, Run, Tell, Work
-from agent_os.cli import terminal
 from agent_os.cli.changes import say, say_started
 from agent_os.cli.output import plain
 from agent_os.cli.streams import Drain, Feed
@@ -23,6 +26,62 @@ from agent_os.cli.tamer import Tamer
 from agent_os.cli.work import answered
 from agent_os.client.start import session
 from agent_os.client.wire import Client, Stream
+
+_CHUNK = 65536
+# What a full-screen program may have left behind: modes of mouse, paste and keys, alternate screen, cursor, colours.
+_RESTORE = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[>4m\x1b[?1049l\x1b[?25h\x1b[!p\x1b[0m"
+
+
+def is_interactive() -> bool:
+    return os.isatty(0) and os.isatty(1)
+
+
+def size() -> tuple[int, int]:
+    """Rows and columns of the operator's terminal."""
+    rows, columns, _, _ = struct.unpack("4H", fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
+    return rows or 24, columns or 80
+
+
+@contextlib.contextmanager
+def lent(stream: Stream) -> Iterator[None]:
+    """Keys and sizes go to the agent, and Ctrl-C is a key. Afterwards the terminal is as it was, and no key is left
+    over."""
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead belongs to the agent
+    loop = asyncio.get_running_loop()
+    under_way: set[asyncio.Task[None]] = set()
+
+    def send(value: object, *, urgent: bool = False) -> None:
+        task = loop.create_task(stream.send(value, urgent=urgent))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    def typed() -> None:
+        try:
+            keys = os.read(0, _CHUNK)
+        except OSError:  # the terminal itself is gone
+            keys = b""
+        if keys:
+            send(keys)
+        else:
+            loop.remove_reader(0)
+
+    def resized() -> None:
+        send(list(size()), urgent=True)
+
+    loop.add_reader(0, typed)
+    loop.add_signal_handler(signal.SIGWINCH, resized)
+    resized()
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+        loop.remove_reader(0)
+        with contextlib.suppress(OSError):  # the terminal itself may be gone
+            os.write(1, _RESTORE)
+            # also drops answers to questions that the agent asked the terminal just before its end
+            termios.tcsetattr(0, termios.TCSAFLUSH, before)
+
 
 Entry = dict[str, Any]
 _MOST_SAID = 1 << 20  # bytes that are kept to be compared
@@ -146,7 +205,7 @@ class _Following:
 
     async def to_the_end(self, name: str) -> Outcome:
         self._name = name
-        with terminal.lent(self._stream) if self._on_terminal else contextlib.nullcontext():
+        with lent(self._stream) if self._on_terminal else contextlib.nullcontext():
             drains = self._open()
             try:
                 await self._carry(drains)

@@ -166,13 +166,13 @@ def run(
         raise click.UsageError("--input is for the agent of a manifest; a FILE.py takes NAME=VALUE behind it")
     if commit + discard + keep + (snapshot is not None) > 1:
         raise click.UsageError("--commit, --discard, --keep and --snapshot exclude each other")
-    from agent_os.cli import terminal  # not before: it needs Linux
+    from agent_os.cli import following  # not before: it needs Linux
 
     known = load(profile) if profile else NOTHING
     if profile and not quiet:
         say(f"profile  {profile}  {plain(known.flags)}")
     authored, models, env = _authored(command), [*known.model, *model], [*known.env, *env]
-    interactive = terminal.is_interactive() and not (no_tty or detach or authored)
+    interactive = following.is_interactive() and not (no_tty or detach or authored)
     order = {
         **(authored or {"argv": words(command)}),
         "cwd": portable(os.getcwd()),
@@ -190,7 +190,7 @@ def run(
         "min_isolation": min_isolation or setting("min_isolation", project=True).value,
         "origin": origin,
         "snapshot": snapshot,
-        "tty": list(terminal.size()) if interactive else None,
+        "tty": list(following.size()) if interactive else None,
         "name": name,
         "after": "commit" if commit else "discard" if discard else "keep",
         "allow_protected": allow_protected,

@@ -5,26 +5,27 @@ with the terminal gone it runs on, as everything that is declared. It stays decl
 """
 
 import asyncio
+import math
 import os
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
 from agent_os.abi.errors import ENOENT, AgentOSError
 from agent_os.abi.syscalls import Apply, Await, Declared, Events, Logs, Start, Stop, Work
-from agent_os.cli import turns
 from agent_os.cli.agents import ended_with, reached
 from agent_os.cli.asking import TO_LOOK
 from agent_os.cli.changes import count, say, say_started
+from agent_os.cli.entries import Entry
 from agent_os.cli.errors import EXIT_FAILED, EXIT_NOT_STARTED
 from agent_os.cli.fleet import read_all, texts
 from agent_os.cli.members import OVER, short
-from agent_os.cli.output import plain, show_result
+from agent_os.cli.output import plain, shortened, show_result
 from agent_os.cli.tamer import Tamer
 from agent_os.cli.work import answered
 from agent_os.client.start import session
@@ -32,6 +33,101 @@ from agent_os.client.wire import Client
 
 if TYPE_CHECKING:
     from agent_os.manifest.model import AgentManifest
+
+
+_EVENT = "SYS_EVENT"
+_LONGEST = 200  # characters of what an agent said
+_MOST_NAMED = 10
+Facts = Mapping[str, Any]
+
+
+def told(entry: Entry) -> str:
+    """A line; empty: nothing that somebody who looks on must see."""
+    body = _map(entry.get("body"))
+    if entry["kind"] == "approval" and body.get("state") == "pending":
+        verb = "answer" if entry.get("op") == "SYS_ASK" else "approve"
+        return f"waits for you  {_question(body)}   agentctl {verb} {body.get('id', '')}"
+    if entry["kind"] != "result" or entry.get("op") != _EVENT:
+        return ""
+    request = _map(body.get("request"))
+    return line(str(request.get("kind", "")), _map(request.get("facts")))
+
+
+def line(kind: str, facts: Facts) -> str:
+    match kind:
+        case "agent.model":
+            return f"{_turn(facts)}  {model(facts)}  {_tokens(_map(facts.get('usage')))}"
+        case "agent.tool":
+            why = f": {_words(facts['why'])}" if facts.get("why") else ""
+            return f"{_turn(facts)}  {_words(facts.get('tool'))}  {_words(facts.get('outcome'))}{why}"
+        case "agent.progress":
+            done = f"{_number(facts['done']):.0%}  " if facts.get("done") is not None else ""
+            return f"{done}{_words(facts.get('text'))}"
+        case "agent.compacted":
+            before, after = _number(facts.get("before")), _number(facts.get("after"))
+            return f"{_turn(facts)}  the history was shortened, {before} to {after}"
+        case _:
+            return ""
+
+
+def summary(facts: Facts, said: str = "") -> str:
+    """Of `agent.done`: how a run went. `said`: what the reader is told anyway."""
+    models = facts.get("models")
+    named = cast("list[Any]", models) if isinstance(models, list) else []
+    names = ", ".join(map(_words, named[:_MOST_NAMED])) or "no answer of a model"
+    scripted = " (scripted)" if facts.get("scripted") else ""
+    cost = facts.get("cost_microusd")
+    price = "price unknown" if cost is None else f"${_number(cost) / 1e6:.4f}"
+    why = _words(facts.get("why"))
+    stop = f"stopped ({_words(facts.get('stop'))}): {why}  " if facts.get("stop") != "done" and why not in said else ""
+    counts = f"{_counted(facts.get('turns'), 'turn')}, {_counted(facts.get('tool_calls'), 'tool call')}"
+    return f"{stop}{names}{scripted}  {counts}, {_tokens(_map(facts.get('usage')))}, {price}"
+
+
+def model(facts: Facts) -> str:
+    """Its name, and that it is a script where it is one."""
+    return _words(facts.get("model")) + (" (scripted)" if facts.get("scripted") else "")
+
+
+def done(entry: Entry) -> Facts | None:
+    """What `agent.done` says, if that is what an entry is."""
+    request = _map(_map(entry.get("body")).get("request"))
+    if entry["kind"] == "result" and entry.get("op") == _EVENT and request.get("kind") == "agent.done":
+        return _map(request.get("facts"))
+    return None
+
+
+def _question(body: Facts) -> str:
+    question = _map(body.get("args")).get("question")
+    if isinstance(question, dict):
+        question = _map(question).get("begins")
+    return f'"{_words(question)}"' if question else _words(body.get("wants"))
+
+
+def _counted(number: Any, what: str) -> str:
+    return f"{_number(number)} {what}{'' if number == 1 else 's'}"
+
+
+def _tokens(usage: Facts) -> str:
+    return f"{_number(usage.get('input')):,} + {_number(usage.get('output')):,} tokens"
+
+
+def _turn(facts: Facts) -> str:
+    return f"turn {_number(facts.get('turn'))}"
+
+
+def _number(value: Any) -> int | float:
+    """An agent says it, and may say anything."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _words(value: Any) -> str:
+    return shortened(plain(str(value or "")), _LONGEST)
+
+
+def _map(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
 
 _BETWEEN_LIVES = 0.2
 
@@ -150,8 +246,8 @@ class _Following:
             async for page in stream:
                 for entry in page:
                     self._since = entry["seq"] + 1
-                    self._done = turns.done(entry) or self._done
-                    if not self._quiet and (line := turns.told(entry)):
+                    self._done = done(entry) or self._done
+                    if not self._quiet and (line := told(entry)):
                         say(f"{plain(short(self._agent))}  {line}")
         finally:
             stream.cancel()
@@ -183,7 +279,7 @@ class _Following:
     def _told(self, ended: dict[str, Any]) -> int:
         name, why = plain(short(self._agent)), plain(ended["why"] or "")
         if self._done and not self._quiet:
-            say(f"{name}  {turns.summary(self._done, why)}")
+            say(f"{name}  {summary(self._done, why)}")
         if not self._quiet:
             state = ended["state"].partition("(")[0]
             say(f"{name}  {state}{': ' * bool(why)}{why}   agentctl history {name}   agentctl delete {name}")

@@ -6,17 +6,20 @@
 other.
 """
 
+import stat
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.routing import Route
 
 from agent_os import __version__
+from agent_os.abi.errors import EHOSTUNREACH
 from agent_os.client import wire
 from agent_os.gateway import (
-    health,
     invoke,
     metrics,
     problems,
@@ -36,14 +39,70 @@ from agent_os.gateway import (
     static,
     telemetry,
 )
-from agent_os.gateway.document import document
+from agent_os.gateway.asking import TheSettings
 from agent_os.gateway.guard import Guard
 from agent_os.gateway.idempotency import Idempotency
 from agent_os.gateway.mcp_http import PATH, McpDoor
+from agent_os.gateway.models import Row, answers
 from agent_os.gateway.operations import Operations
 from agent_os.gateway.pool import Connect, Pool
+from agent_os.gateway.problems import Json, Problem
 from agent_os.gateway.settings import Settings
 from agent_os.gateway.stream import Bounds, Streams
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=(
+                "What `agentctl` does, over HTTP. Rows are those of `agentctl … -o json`; errors are RFC 9457 with "
+                "the kernel's code, reason and hint."
+            ),
+            routes=app.routes,
+        )
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        schemas["Problem"] = Problem.model_json_schema()
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        for what in (one for methods in made["paths"].values() for one in methods.values()):
+            for parameter in what.get("parameters", ()):
+                parameter["schema"] = _without_null(parameter["schema"])
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """What is not sent is absent: an address or a header has no null."""
+    kinds = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    if len(kinds) != 1:
+        return schema
+    return {**{name: value for name, value in schema.items() if name != "anyOf"}, **kinds[0]}
+
+
+router = APIRouter(tags=["health"])
+
+
+class Fine(Row):
+    ok: bool
+
+
+@router.get("/healthz", responses=answers(Fine), summary="Whether the gateway lives.")
+async def healthz() -> Json:
+    return Json({"ok": True})
+
+
+@router.get("/readyz", responses=answers(Fine), summary="Whether there is a kernel to ask.")
+async def readyz(settings: TheSettings) -> Json:
+    try:
+        there = stat.S_ISSOCK(settings.socket.stat().st_mode)
+    except OSError:
+        there = False
+    if not there:
+        raise EHOSTUNREACH("daemon.down", "there is no kernel to ask", hint="agentctl up starts one")
+    return Json({"ok": True})
+
 
 API = "/api/v1"
 ROUTERS = (
@@ -95,7 +154,7 @@ def create_app(connect: Connect | None, settings: Settings) -> FastAPI:
     app.include_router(api)
     app.router.routes.append(Route(PATH, endpoint=mcp, methods=["GET", "POST", "DELETE"], include_in_schema=False))
     app.include_router(metrics.router)
-    app.include_router(health.router)
+    app.include_router(router)
     app.include_router(static.routes(settings.static))
     return app
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
 from agent_os.abi.doors import CLIENT
-from agent_os.abi.entries import Kind, Verdict
+from agent_os.abi.entries import Entry, Kind, Verdict
 from agent_os.abi.errors import EBUSY, EINVAL, EMSGSIZE, EPERM, EPIPE, AgentKernelPanic, AgentOSError
 from agent_os.abi.frames import Hello
 from agent_os.abi.signals import AgentSignal
@@ -44,9 +44,9 @@ from agent_os.kernel.lives import Lives
 from agent_os.kernel.models.gateway import Gateway
 from agent_os.kernel.outside import Outside
 from agent_os.kernel.passing import QUARANTINE, RECORD, Passing, Steps, offence
+from agent_os.kernel.recorded import decode_any
 from agent_os.kernel.recovery import Recovery
 from agent_os.kernel.signals import KERNEL, Signals, gone
-from agent_os.kernel.sleeps import Sleeps
 from agent_os.kernel.supervisor.bonds import Bonds
 from agent_os.kernel.supervisor.fleet import Fleet
 from agent_os.kernel.supervisor.watching import Watching
@@ -57,6 +57,44 @@ from agent_os.kernel.vfs import Vfs
 
 if TYPE_CHECKING:
     from agent_os.kernel.operator import Guests
+
+
+_WORTH_REMEMBERING = 0.5  # seconds; a shorter sleep is simply slept again
+_LOOK_AGAIN = 30.0
+
+
+class Sleeps:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._until: dict[tuple[str, str], int] = {}  # from before the restart: (agent, place) → wall time
+
+    def remember(self, entry: Entry, body: bytes | None) -> None:
+        """What the record says of a sleep, entry by entry: it began, or it is over."""
+        place = (entry.agent, entry.pos or "")
+        if entry.kind == Kind.ACCEPT and body is not None:
+            self._until[place] = decode_any(body)["until_ns"]
+        else:
+            self._until.pop(place, None)
+
+    async def sleep(self, agent: Agent, asked: Asked, seconds: float) -> None:
+        until = self._until.pop((agent.id, asked.pos or ""), None)
+        if until is not None:
+            seconds = (until - time.time_ns()) / 1e9
+        elif asked.pos is not None and seconds > _WORTH_REMEMBERING:
+            self._note(agent, asked, time.time_ns() + int(seconds * 1e9))
+        await agent.clock.sleep(seconds)
+
+    async def until(self, agent: Agent, wall_ns: int) -> None:
+        """A moment by the wall clock, wherever that clock goes meanwhile."""
+        while (left := (wall_ns - time.time_ns()) / 1e9) > 0:
+            await asyncio.sleep(min(left, _LOOK_AGAIN))
+            await agent.clock.awake.wait()
+
+    def _note(self, agent: Agent, asked: Asked, until_ns: int) -> None:
+        draft = Draft(agent.id, Kind.ACCEPT, agent.incarnation, asked.op, pos=asked.pos, seen=asked.seen)
+        draft.body = frames.encode_body({"until_ns": until_ns})
+        self._journal.put(draft, sync=False)
+
 
 _EXIT = 8  # a syscall
 LONGEST_LOOK = 16 << 10  # bytes

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_os.abi.errors import ESRCH
-from agent_os.kernel.goals.book import Book
 from agent_os.kernel.goals.goal import Goal
 from agent_os.kernel.goals.kept import Kept, State
+from agent_os.kernel.goals.scheduler import Book
 
 STATES: list[State] = ["waiting", "working", "done", "failed", "late", "withdrawn"]
 

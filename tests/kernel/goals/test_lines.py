@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_os.kernel.goals.goal import PRIORITIES, Goal, Waiting
-from agent_os.kernel.goals.lines import AGING_SECS, SLACK_SECS, Lines
+from agent_os.kernel.goals.queue import AGING_SECS, SLACK_SECS, Lines
 from agent_os.kernel.goals.shares import START_SECS, Standing
 from agent_os.kernel.supervisor.terms import Priority
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_os.kernel.goals.machine import memory_mb
+from agent_os.kernel.goals.workers import memory_mb
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 

@@ -10,7 +10,7 @@ import pytest
 from agent_os.abi.errors import EBUSY, EDQUOT, EINVAL, EMSGSIZE, ENOENT, ESRCH
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import Finish, Take
-from agent_os.kernel.goals import book
+from agent_os.kernel.goals import scheduler as goals
 from agent_os.kernel.goals.kept import stored
 from agent_os.kernel.goals.scheduler import LARGEST
 from agent_os.kernel.kernel import Kernel
@@ -227,7 +227,7 @@ def test_a_goal_waits_for_a_budget_that_is_spent_and_goes_on_when_there_is_more(
 
 
 def test_more_than_is_kept_of_goals_that_ended_is_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "MOST_ENDED", 2)
+    monkeypatch.setattr(goals, "MOST_ENDED", 2)
 
     async def test(kernel: Kernel) -> None:
         await greeted(kernel)

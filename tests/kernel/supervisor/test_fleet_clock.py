@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from agent_os.abi.entries import Kind
 from agent_os.abi.syscalls import Start, Stop
 from agent_os.kernel.journal import Draft
+from agent_os.kernel.supervisor.fleet import Windows
 from agent_os.kernel.supervisor.schedule import Schedule
-from agent_os.kernel.supervisor.windows import Windows
 from kernel.serving import until
 from kernel.supervisor.declared import World, health, in_world, sh
 

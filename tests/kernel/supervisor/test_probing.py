@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import agents
-from agent_os.kernel.supervisor.probing import Prober
+from agent_os.kernel.supervisor.watching import Prober
 from agent_os.sandbox.spawner import Launcher
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_os.kernel.supervisor.health import HEALTHY
-from agent_os.kernel.supervisor.progress import Progress
+from agent_os.kernel.supervisor.watch import Progress
 
 
 def found(limit: int | None, calls: list[tuple[str, Any]]) -> list[str | None]:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_os.kernel.supervisor.graph import Graph, Needs
-from agent_os.kernel.supervisor.starting import Starting
+from agent_os.kernel.supervisor.pacing import Starting
 
 FLEET = Graph(
     {

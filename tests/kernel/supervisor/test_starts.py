@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.kernel.supervisor.starts import Starts
+from agent_os.kernel.supervisor.pacing import Starts
 from agent_os.kernel.supervisor.terms import Priority
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "high", "critical")

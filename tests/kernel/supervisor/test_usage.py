@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.kernel.supervisor.usage import Notice, Usage
+from agent_os.kernel.supervisor.watching import Notice, Usage
 
 
 def told(limit: int | None, values: list[int]) -> list[str | None]:

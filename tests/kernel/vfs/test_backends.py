@@ -14,10 +14,10 @@ from agent_os.drivers.store.sqlite import SqliteStore
 from agent_os.kernel.vfs.backend import Backend, Change, Facts
 from agent_os.kernel.vfs.bodies import Bodies
 from agent_os.kernel.vfs.directory import DirectoryBackend
+from agent_os.kernel.vfs.root import ViewBackend
 from agent_os.kernel.vfs.shares import Share, SharedBackend, Shares
 from agent_os.kernel.vfs.sources import Spool, Whole
 from agent_os.kernel.vfs.stored import StoreBackend
-from agent_os.kernel.vfs.views import ViewBackend
 
 LIMIT = 100_000
 

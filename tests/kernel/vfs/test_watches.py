@@ -8,7 +8,7 @@ import pytest
 from agent_os.abi.errors import ENOENT
 from agent_os.abi.syscalls import Remove, Watch, Write
 from agent_os.kernel.authority.labels import CLEAN, Label, untrusted
-from agent_os.kernel.vfs.watches import MAX_WAITING, Watches
+from agent_os.kernel.vfs.root import MAX_WAITING, Watches
 
 W = "/mem/working"
 TAINT = untrusted("tool:search")

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi import frames
@@ -21,9 +21,8 @@ from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put
 from agent_os.kernel.authority.budget import RESOURCES
 from agent_os.kernel.goals import goal as goals
-from agent_os.kernel.goals.book import Book
 from agent_os.kernel.goals.goal import Goal, PendingGoal, Waiting
-from agent_os.kernel.goals.kept import Kept, State, gone, put, stored
+from agent_os.kernel.goals.kept import MOST_ENDED, Kept, State, gone, put, stored
 from agent_os.kernel.goals.matching import pick
 from agent_os.kernel.goals.queue import Queue
 from agent_os.kernel.goals.room import Facts
@@ -34,6 +33,66 @@ from agent_os.kernel.table import NAMESPACE, Agent, Ended
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
+
+
+class Book:
+    def __init__(self, goals: Iterable[Kept] = ()) -> None:
+        self._goals: dict[str, Kept] = {}
+        self._places: dict[str, dict[str, Kept]] = {"waiting": {}, "working": {}, "ended": {}}
+        self._where: dict[str, str] = {}
+        self._agents: dict[str, dict[str, Kept]] = {}  # goals at work, by agent
+        for one in goals:
+            self.move(one)
+
+    def move(self, one: Kept) -> None:
+        """It is new, or its state is another one."""
+        self.drop(one)
+        place = "ended" if one.over else one.state
+        self._goals[one.id] = self._places[place][one.id] = one
+        self._where[one.id] = place
+        if place == "working":
+            self._agents.setdefault(one.agent, {})[one.id] = one
+
+    def drop(self, one: Kept) -> None:
+        self._goals.pop(one.id, None)
+        place = self._where.pop(one.id, None)
+        if place is not None:
+            del self._places[place][one.id]
+        if place == "working":
+            del self._agents[one.agent][one.id]
+            if not self._agents[one.agent]:
+                del self._agents[one.agent]
+
+    def find(self, goal_id: str) -> Kept:
+        try:
+            return self._goals[goal_id]
+        except KeyError:
+            hint = "agentctl queue --all lists them"
+            raise ESRCH("goal.unknown", f"there is no goal {goal_id[:128]!r}", hint=hint) from None
+
+    def get(self, goal_id: str) -> Kept | None:
+        return self._goals.get(goal_id)
+
+    def waiting(self) -> Iterator[Kept]:
+        return iter(list(self._places["waiting"].values()))
+
+    def working(self) -> list[Kept]:
+        return list(self._places["working"].values())
+
+    def ended(self) -> list[Kept]:
+        """The newest last."""
+        return list(self._places["ended"].values())
+
+    def of(self, agent_id: str) -> list[Kept]:
+        """At which an agent is."""
+        return list(self._agents.get(agent_id, {}).values())
+
+    def oldest(self) -> list[Kept]:
+        """Of those that ended, more than are kept."""
+        excess = len(self._places["ended"]) - MOST_ENDED
+        ended = iter(self._places["ended"].values())
+        return [next(ended) for _ in range(excess)]
+
 
 LARGEST = 64 << 10  # bytes of what is given with a goal, or comes of it
 _LOOK_AGAIN = 1.0  # seconds, while goals wait: deadlines pass and room comes without a word to us

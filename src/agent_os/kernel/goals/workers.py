@@ -4,12 +4,13 @@ In: the kernel's own facts. Out: candidates to pick from, the facts that a round
 nothing and orders nothing.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_os.abi.states import Incarnation
 from agent_os.kernel.authority import budget
-from agent_os.kernel.goals import machine
 from agent_os.kernel.goals.goal import MEMORY_MB
 from agent_os.kernel.goals.matching import Candidate
 from agent_os.kernel.goals.room import SLOTS, Room
@@ -22,6 +23,43 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
     from agent_os.kernel.supervisor.specs import Spec
 
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_mb(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits(groups, own)]) >> 20
+
+
+def _limits(groups: Path, own: Path) -> Iterator[int]:
+    """Of our cgroup and all above it, in either hierarchy. A word in place of a number is no limit."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _above(groups, path, "memory.max")
+            yield from _above(groups / "unified", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            yield from _above(groups / "memory", path, "memory.limit_in_bytes")
+
+
+def _above(top: Path, path: str, file: str) -> Iterator[int]:
+    place = top / path.lstrip("/")
+    for folder in (place, *place.parents):
+        if not folder.is_relative_to(top):
+            return
+        try:
+            text = (folder / file).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            yield int(text)
+
+
 _PART = (4, 5)  # of the machine's memory, for all agents together
 _GIVEN_UP = (State.FAILED, State.QUARANTINED)
 _FOR_ONE_CALL = {"cost": 1, "tokens": 1, "calls": 1}
@@ -29,7 +67,7 @@ _FOR_ONE_CALL = {"cost": 1, "tokens": 1, "calls": 1}
 
 def whole() -> Room:
     part, all = _PART
-    return Room(SLOTS, machine.memory_mb() * part // all)
+    return Room(SLOTS, memory_mb() * part // all)
 
 
 class Workers:

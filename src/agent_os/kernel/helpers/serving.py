@@ -7,23 +7,85 @@ or whoever it works for does, nothing of it is left.
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import Struct
 
 from agent_os.abi.errors import EISOLATION
 from agent_os.kernel.egress import Egress
-from agent_os.kernel.helpers import starting
 from agent_os.kernel.helpers.link import Answered, Link
 from agent_os.sandbox.cgroup import Group
 from agent_os.sandbox.spawner import Process, SandboxError
-from agent_os.sandbox.spec import Bind
+from agent_os.sandbox.spec import PROXY_PORT, Bind, Level, Limits, SpawnSpec, Workspace
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
+
+
+Which = Literal["mcp", "browser"]
+# Our package is loaded by its place, as for agents (kernel/programs): the folder around it is not shown.
+BOOT = """
+import sys, importlib, importlib.util as util
+place, module = sys.argv[1:3]
+if util.find_spec("agent_os") is None:
+    spec = util.spec_from_file_location("agent_os", f"{place}/__init__.py", submodule_search_locations=[place])
+    sys.modules["agent_os"] = util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["agent_os"])
+sys.exit(importlib.import_module(module).main())
+"""
+MODULES: Mapping[Which, str] = {"mcp": "agent_os.userland.mcp_client", "browser": "agent_os.userland.browser"}
+# Chromium reserves terabytes of addresses and has a hundred threads; a page is held by the memory of all of it.
+LIMITS: Mapping[Which, Limits] = {
+    "mcp": Limits(memory_mb=512, as_mb=None, pids=128, fsize_mb=256, tmp_mb=256),
+    "browser": Limits(memory_mb=2048, as_mb=None, pids=512, nofile=1000, fsize_mb=512, tmp_mb=1024),
+}
+_PACKAGE = Path(__file__).resolve().parent.parent.parent
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def command(which: Which, python: str = sys.executable) -> tuple[str, ...]:
+    return (python, "-c", BOOT, str(_PACKAGE), MODULES[which])
+
+
+def spec(
+    which: Which,
+    name: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    binds: Sequence[Bind] = (),
+    limits: Limits | None = None,
+    min_level: Level = "S2",
+) -> SpawnSpec:
+    """Its own empty workspace in memory; the way out is the proxy's port of its own loopback."""
+    proxy = f"http://127.0.0.1:{PROXY_PORT}"
+    own = {
+        "PATH": _PATH,
+        "HOME": "/home/agent",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "AGENT_OS": "1",
+        "AGENT_OS_FD": "3",
+    }
+    own |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}  # for loopback addresses as well: its own has nothing else
+    return SpawnSpec(
+        spawn_id=name,
+        kind="native",
+        isolation="exec",
+        argv=list(command(which)),
+        env=own | dict(env or {}),
+        net="proxy",
+        workspace=Workspace("tmpfs"),
+        binds=list(binds),
+        limits=limits or LIMITS[which],
+        exec_memfd=True,  # JIT compilers of browsers and of servers need it
+        min_level=min_level,
+    )
+
 
 T = TypeVar("T", bound=Struct)
 _numbers = count(1)
@@ -59,7 +121,7 @@ class Helped:
 
 async def start(
     kernel: "Kernel",
-    which: starting.Which,
+    which: Which,
     name: str,
     egress: Egress,
     *,
@@ -71,7 +133,7 @@ async def start(
     """`shown`: folders of the host, read only and at their own place. `streams`: its descriptors 0 and 1, which the
     caller keeps. EISOLATION: there is no sandbox for it."""
     binds = [Bind(f"shown{number}", path) for number, path in enumerate(shown)]
-    spec = starting.spec(which, f"{name}-{which}-{next(_numbers)}", env=env, binds=binds)
+    wanted = spec(which, f"{name}-{which}-{next(_numbers)}", env=env, binds=binds)
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     opened: dict[str, int] = {}
@@ -80,11 +142,11 @@ async def start(
             opened[bind.fd] = os.open(bind.dst, os.O_PATH | os.O_CLOEXEC)
         launcher = await kernel.guests.launcher()
         process = await launcher.spawn(
-            spec,
+            wanted,
             streams=(*(streams or (null, null)), null),
             agent=theirs.fileno(),
             sources=opened,
-            group=Group.create(spec.spawn_id),
+            group=Group.create(wanted.spawn_id),
         )
     except (SandboxError, OSError, AttributeError) as problem:
         ours.close()

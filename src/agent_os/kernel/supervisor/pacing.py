@@ -11,8 +11,10 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -23,16 +25,124 @@ from agent_os.abi.errors import EINVAL
 from agent_os.drivers.store import Put
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.supervisor import record as moves
+from agent_os.kernel.supervisor.graph import Graph, inverse
 from agent_os.kernel.supervisor.keeping import told
 from agent_os.kernel.supervisor.record import Record
 from agent_os.kernel.supervisor.specs import ROOT_ID, Spec
-from agent_os.kernel.supervisor.starting import Starting
-from agent_os.kernel.supervisor.starts import PER_CORE, Starts
-from agent_os.kernel.supervisor.terms import State
+from agent_os.kernel.supervisor.terms import Priority, State
 from agent_os.kernel.table import bare
 
 if TYPE_CHECKING:
     from agent_os.kernel.supervisor.fleet import Fleet
+
+
+class Starting:
+    def __init__(self, graph: Graph, ids: Iterable[str] | None = None, ready: Collection[str] = ()) -> None:
+        """`ids`: whom to start, with all they need and want; None: everybody. `ready`: who already is."""
+        self._graph = graph
+        asked = graph.order if ids is None else graph.pulled_in(ids)
+        self._place = {one: number for number, one in enumerate(graph.order) if one in asked and one not in ready}
+        self._lacks = {
+            one: {other for other in graph.before(one) if other in self._place and other not in ready}
+            for one in self._place
+        }
+        self._behind = inverse(self._lacks)
+        self._due = [one for one, lacks in self._lacks.items() if not lacks]
+        for one in self._due:
+            del self._lacks[one]
+
+    def due(self) -> list[str]:
+        """Who may start now; each is named once, in start order."""
+        due, self._due = sorted(self._due, key=self._place.__getitem__), []
+        return due
+
+    @property
+    def waiting(self) -> dict[str, list[str]]:
+        """Who waits, and for whom."""
+        return {one: sorted(lacks, key=self._place.__getitem__) for one, lacks in self._lacks.items()}
+
+    def ready(self, agent_id: str) -> None:
+        for one in self._behind.get(agent_id, ()):
+            self._lacks_no_more(one, agent_id)
+
+    def late(self, agent_id: str) -> None:
+        """It takes longer than a boot should: it holds up those that need it, and nobody else."""
+        for one in self._behind.get(agent_id, ()):
+            if agent_id not in self._graph.hard[one]:
+                self._lacks_no_more(one, agent_id)
+
+    def failed(self, agent_id: str) -> dict[str, str]:
+        """It could not be started. Who therefore cannot either: id → whom of those it needs; each fails with
+        `dependency`. Those that only come after it go on."""
+        given_up: dict[str, str] = {}
+        line = [agent_id]
+        for broken in line:
+            for one in self._behind.get(broken, ()):
+                if broken not in self._graph.hard[one]:
+                    self._lacks_no_more(one, broken)
+                elif one in self._lacks:
+                    del self._lacks[one]
+                    given_up[one] = broken
+                    line.append(one)
+        return given_up
+
+    def _lacks_no_more(self, agent_id: str, other: str) -> None:
+        lacks = self._lacks.get(agent_id)
+        if lacks is None:
+            return
+        lacks.discard(other)
+        if not lacks:
+            del self._lacks[agent_id]
+            self._due.append(agent_id)
+
+
+PER_CORE = 2
+HOLD_SECS = 2.0
+_HEAD_START = {"low": 0.0, "normal": 10.0, "high": 20.0, "critical": 30.0}  # seconds
+
+
+class Starts:
+    """In a burst the higher priority goes first. A priority is a head start and no more: whoever has waited long enough
+    comes before anybody who comes later."""
+
+    def __init__(self, slots: int, hold_secs: float = HOLD_SECS) -> None:
+        self._slots, self._hold = slots, hold_secs
+        self._line: list[tuple[float, int, str]] = []
+        self._waiting: dict[str, int] = {}  # id → its number in the line; an older one is void
+        self._until: dict[str, float] = {}  # id → when its slot is passed on
+        self._number = count()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def ask(self, agent_id: str, priority: Priority, now: float) -> None:
+        """Stand in line. Who does already keeps the place."""
+        if agent_id not in self._waiting:
+            number = self._waiting[agent_id] = next(self._number)
+            heappush(self._line, (now - _HEAD_START[priority], number, agent_id))
+
+    def leave(self, agent_id: str) -> None:
+        """Stopped before its turn, or started, or gone while it was starting: it needs neither place nor slot."""
+        self._waiting.pop(agent_id, None)
+        self._until.pop(agent_id, None)
+
+    def admit(self, now: float) -> list[str]:
+        """Who may start now. Each has a slot until it leaves, at most for a moment."""
+        self._until = {one: until for one, until in self._until.items() if until > now}
+        admitted: list[str] = []
+        while self._line and len(self._until) < self._slots:
+            _, number, agent_id = heappop(self._line)
+            if self._waiting.get(agent_id) == number:
+                del self._waiting[agent_id]
+                self._until[agent_id] = now + self._hold
+                admitted.append(agent_id)
+        return admitted
+
+    def again_at(self) -> float | None:
+        """When to ask for admission again if nobody leaves before. None: nobody waits."""
+        return min(self._until.values(), default=None) if self._waiting else None
+
 
 EVERY_SECS = 5.0  # between two looks at the latest
 BOOT_SECS = 120.0  # how long somebody may hold up those that only come after it

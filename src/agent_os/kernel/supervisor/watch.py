@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -19,14 +20,57 @@ from agent_os.abi.frames import UNREADABLE
 from agent_os.abi.states import ExitClass
 from agent_os.abi.syscalls import BY_NAME
 from agent_os.kernel.calls import Asked
-from agent_os.kernel.supervisor.health import Event, Health, Probes, Seen, worst
-from agent_os.kernel.supervisor.progress import DETAIL, Progress
+from agent_os.kernel.supervisor.health import HEALTHY, Event, Health, Probes, Seen, worst
 from agent_os.kernel.supervisor.readiness import LogWatch
 from agent_os.kernel.supervisor.watchdog import ABORT_SECS, Countdown, Watchdog
 from agent_os.kernel.supervisor.watched import Watched
 
 if TYPE_CHECKING:
     from agent_os.kernel.table import Agent
+
+
+DETAIL = "loop"  # of the exit
+Found = Literal["repeats", "loop"]
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Progress:
+    """`limit`: `max_repeat_calls`, None for off."""
+
+    __slots__ = ("_last", "_limit", "count", "tool")
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._last = b""
+        self.tool = ""
+        self.count = 0  # of the last call, in a row
+
+    def call(self, tool: str, arguments: Any) -> Found | None:
+        """A tool was called. Off, it costs nothing."""
+        if self._limit is None:
+            return None
+        digest = _digest(tool, arguments)
+        self.count = self.count + 1 if digest == self._last else 1
+        self._last, self.tool = digest, tool
+        if self.count == 2 * self._limit:
+            return "loop"
+        return "repeats" if self.count == self._limit else None
+
+    @property
+    def health(self) -> Health:
+        if self._limit is None or self.count < self._limit:
+            return HEALTHY
+        return Health("unhealthy", f"it called {self.tool} with the same arguments {self.count} times in a row")
+
+
+def _digest(tool: str, arguments: Any) -> bytes:
+    """Equal for equal calls: the order of keys is nobody's intention."""
+    try:
+        data = _encode((tool, arguments))
+    except (TypeError, ValueError, OverflowError):  # a guest's JSON may hold what our wire cannot
+        data = repr((tool, arguments)).encode()
+    return blake2b(data, digest_size=16).digest()
+
 
 _EXEC, _EXIT, _WAITS = BY_NAME["SYS_EXEC"].number, BY_NAME["SYS_EXIT"].number, BY_NAME["SYS_APPROVE_WAIT"].number
 _READY = BY_NAME["SYS_READY"].number

@@ -9,34 +9,142 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import ESRCH, AgentOSError
 from agent_os.abi.states import ExitClass, Incarnation
+from agent_os.kernel import members
 from agent_os.kernel.authority.labels import CLEAN
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.supervisor import watched
 from agent_os.kernel.supervisor.health import HEALTHY, UNKNOWN, Health, Seen
 from agent_os.kernel.supervisor.record import Record
 from agent_os.kernel.supervisor.terms import State
-from agent_os.kernel.supervisor.usage import Usage
 from agent_os.kernel.supervisor.watch import Check, Watch
 from agent_os.kernel.supervisor.watched import Watched
 from agent_os.kernel.table import Agent, Ended
+from agent_os.sandbox.beside import End
+from agent_os.sandbox.spawner import Process
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
     from agent_os.kernel.plan import Order
     from agent_os.kernel.process import Guest
     from agent_os.kernel.running import Run
-    from agent_os.kernel.supervisor.probing import Prober
+
+
+_LISTENS = "0A"
+
+
+class Prober:
+    """Of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def succeeds(self, argv: Sequence[str], seconds: float) -> Seen:
+        """Out of time or cancelled, it is ended."""
+        if self._process.commands is None:
+            return Seen(False, "it cannot be asked")
+        try:
+            command = self._process.commands.start(argv)
+        except OSError as problem:
+            return Seen(False, f"it cannot be asked any more: {problem.strerror}")
+        try:
+            async with asyncio.timeout(seconds):
+                return _result(argv[0], await command.wait())
+        except TimeoutError:
+            return Seen(False, f"{argv[0]} took longer than {seconds:g} s")
+        finally:
+            command.signal(signal.SIGKILL)
+
+    def listens(self, port: int) -> Seen:
+        """As its own network sees it."""
+        init = None if self._process.exited.done() else members.pid_of(self._process.pidfd)
+        if init is None:
+            return Seen(False, "it has ended")
+        for table in ("tcp", "tcp6"):
+            if port in _listening(f"/proc/{init}/net/{table}"):
+                return Seen(True)
+        return Seen(False, f"nothing listens on its port {port}")
+
+
+def _result(command: str, end: End) -> Seen:
+    if end.code == 0:
+        return Seen(True)
+    if end.lost:
+        return Seen(False, "it has ended")
+    if end.why:
+        return Seen(False, f"{command} could not be started: {end.why}")
+    return Seen(False, f"{command} ended {'in a way that it does not tell' if end.code is None else end.code}")
+
+
+def _listening(path: str) -> set[int]:
+    """Ports. The lines are Linux's own, and an agent can make many of them."""
+    found: set[int] = set()
+    try:
+        with open(path) as lines:
+            next(lines, None)
+            for line in lines:
+                _, local, _, state, *_ = line.split(maxsplit=4)
+                if state == _LISTENS:
+                    found.add(int(local.rpartition(":")[2], 16))
+    except (OSError, ValueError):
+        return found
+    return found
+
+
+_PART, _WHOLE = 4, 5
+_QUIET, _WARNED, _TOLD = range(3)
+
+
+class Notice(Struct, frozen=True):
+    what: Literal["resource_warning", "exceeded"]
+    resource: str
+    value: int
+    limit: int
+
+
+class Usage:
+    """Of one agent id. A resource that is not among the limits, or whose limit is None, has none."""
+
+    def __init__(self, limits: Mapping[str, int | None]) -> None:
+        self._limits = dict(limits)
+        self._levels: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    def uses(self) -> list[tuple[str, int, int | None]]:
+        """Each resource with its last figure and its limit."""
+        return [(resource, value, self._limits.get(resource)) for resource, value in self._last.items()]
+
+    def note(self, resource: str, value: int) -> Notice | None:
+        """The present figure. Whoever leaps past both marks is told of the second only."""
+        limit, self._last[resource] = self._limits.get(resource), value
+        before = self._levels.get(resource, _QUIET)
+        now = _level(value, limit)
+        if now == _QUIET or now > before:
+            self._levels[resource] = now
+        if limit is None or now <= before:
+            return None
+        return Notice("exceeded" if now == _TOLD else "resource_warning", resource, value, limit)
+
+
+def _level(value: int, limit: int | None) -> int:
+    """Of a limit of zero nothing can be used, so nothing used is no news."""
+    if limit is None or value <= 0:
+        return _QUIET
+    if value >= limit:
+        return _TOLD
+    return _WARNED if value * _WHOLE >= limit * _PART else _QUIET
+
 
 SAMPLE_SECS = 2.0  # between two looks at what agents use, at least
 SAMPLE_SHARE = 0.005  # of the time, at most
@@ -79,7 +187,7 @@ class Watching:
         if terms is None:
             agent.become(Incarnation.RUNNING)
             return
-        from agent_os.kernel.supervisor.probing import Prober  # needs Linux, as whoever starts a process does
+        from agent_os.kernel.supervisor.watching import Prober  # needs Linux, as whoever starts a process does
 
         guest = run.guest
         watch = agent.watch = Watch(agent, terms, self, _check(terms, Prober(guest.process)))

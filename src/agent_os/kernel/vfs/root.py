@@ -4,24 +4,206 @@ Isolation is by construction: a path is looked up here and nowhere else, and not
 but a share that its owner gave. Owns the mounts and descriptors; decides no authority and records nothing.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from agent_os.abi.errors import EAGAIN, EBADF, EEXIST, EINVAL, ENOENT
+from agent_os.abi.errors import EAGAIN, EBADF, EEXIST, EINVAL, ENOENT, ENOTDIR
 from agent_os.drivers.store import Put
 from agent_os.kernel.authority.handles import Handle as Capable
-from agent_os.kernel.authority.labels import Label, of_source
+from agent_os.kernel.authority.labels import CLEAN, UNLABELLED, Label, of_source
 from agent_os.kernel.calls import SAID, Need
 from agent_os.kernel.vfs import paths
-from agent_os.kernel.vfs.backend import MAX_ENTRIES, MIB, Backend, Change, Facts, Kept
+from agent_os.kernel.vfs.backend import (
+    MAX_ENTRIES,
+    MIB,
+    Backend,
+    Change,
+    Facts,
+    Kept,
+    Listener,
+    Page,
+    Snapshot,
+    Source,
+    Usage,
+    absent,
+    is_directory,
+    page,
+    read_only,
+)
 from agent_os.kernel.vfs.directory import DirectoryBackend
 from agent_os.kernel.vfs.shares import SharedBackend
 from agent_os.kernel.vfs.stored import StoreBackend
-from agent_os.kernel.vfs.views import Labelled, Render, ViewBackend
-from agent_os.kernel.vfs.watches import MAX_WATCHES, Notify, Watches
+
+Render = Callable[[], Mapping[str, str]]
+Labelled = Callable[[str], Label | None]  # by the path within the view
+
+
+class ViewBackend:
+    name = "view"
+    kind: Literal["mem", "file"] = "mem"
+    rights = "r"
+
+    def __init__(self, render: Render, labelled: Labelled = lambda path: None) -> None:
+        self._render, self._labelled = render, labelled
+
+    def label(self, path: str, version: int | None = None) -> Label | None:
+        return self._labelled(path)
+
+    def stat(self, path: str) -> Facts | None:
+        texts = self._render()
+        if path in texts:
+            return _facts(texts[path])
+        return Facts("directory") if not path or any(name.startswith(path + "/") for name in texts) else None
+
+    def read(self, path: str, version: int | None) -> "Rendered":
+        if version:
+            raise EINVAL("vfs.versions", "a view is rendered at each read and keeps no versions")
+        text = self._render().get(path)
+        if text is None:
+            raise is_directory(path) if self.stat(path) else absent(path)
+        return Rendered(text)
+
+    def list(self, path: str, after: str, limit: int) -> Page:
+        texts = self._render()
+        if path in texts:
+            raise ENOTDIR("vfs.file", f"{path!r} is an entry, not a directory")
+        stem = f"{path}/" if path else ""
+        names: dict[str, Facts] = {}
+        for name, text in texts.items():
+            if name.startswith(stem):
+                first, slash, _ = name[len(stem) :].partition("/")
+                names[first] = Facts("directory") if slash else _facts(text)
+        if path and not names:
+            raise absent(path)
+        return page(names, after, limit)
+
+    def write(
+        self,
+        path: str,
+        source: Source,
+        *,
+        create: bool = False,
+        if_version: int | None = None,
+        label: Label = UNLABELLED,
+    ) -> Change:
+        raise read_only("a view of the kernel")
+
+    def append(self, path: str, source: Source, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
+        raise read_only("a view of the kernel")
+
+    def remove(self, path: str, *, if_version: int | None = None, label: Label = UNLABELLED) -> Change:
+        raise read_only("a view of the kernel")
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        return lambda: None
+
+    def snapshot(self, name: str) -> Snapshot:
+        return Snapshot()
+
+    def usage(self) -> Usage:
+        texts = self._render()
+        return Usage(sum(len(text.encode()) for text in texts.values()), len(texts), None, None)
+
+
+class Rendered:
+    def __init__(self, text: str) -> None:
+        self._raw = text.encode()
+        self.facts = Facts("file", len(self._raw), text=True)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._raw[offset : offset + length]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _facts(text: str) -> Facts:
+    return Facts("file", len(text.encode()), text=True)
+
+
+MAX_WAITING = 1024
+MAX_WATCHES = 256
+
+Notice = dict[str, Any]
+Notify = Callable[[Notice, Label], bool | None]
+
+
+class Watches:
+    def __init__(self) -> None:
+        self.notify: Notify | None = None
+        self._recursive: dict[str, bool] = {}
+        self._waiting: dict[tuple[str, str], tuple[Notice, Label]] = {}
+        self._missed: dict[str, tuple[int, Label]] = {}  # by watch
+        self._scheduled = False
+
+    def add(self, path: str, recursive: bool) -> None:
+        self._recursive[path] = recursive
+
+    def end(self, path: str) -> bool:
+        self._missed.pop(path, None)
+        for key in [key for key in self._waiting if key[0] == path]:
+            del self._waiting[key]
+        return self._recursive.pop(path, None) is not None
+
+    @property
+    def any(self) -> bool:
+        return bool(self._recursive)
+
+    def all(self) -> dict[str, bool]:
+        return dict(self._recursive)
+
+    def changed(self, path: str, kind: str, version: int, label: Label) -> None:
+        for watch, recursive in self._recursive.items():
+            inside = paths.below(watch, path)
+            if inside is not None and (recursive or "/" not in inside):
+                self._queue(watch, {"watch": watch, "path": path, "kind": kind, "version": version}, label)
+        self._schedule()
+
+    def missed(self, watch: str, count: int, label: Label) -> None:
+        """Something happened and nobody can say what any more."""
+        self._miss(watch, count, label)
+        self._schedule()
+
+    def _miss(self, watch: str, count: int, label: Label) -> None:
+        before, known = self._missed.get(watch, (0, CLEAN))
+        self._missed[watch] = before + count, known.join(label)
+
+    def _queue(self, watch: str, notice: Notice, label: Label) -> None:
+        key = watch, notice["path"]
+        if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
+            self._miss(watch, 1, label)
+            return
+        _, known = self._waiting.pop(key, (None, CLEAN))  # the newest news of a path stands where it happened
+        self._waiting[key] = notice, known.join(label)
+
+    def _schedule(self) -> None:
+        """At the end of this turn of the loop, so that a burst is one notice; without a loop, now."""
+        if self._scheduled or not (self._waiting or self._missed):
+            return
+        try:
+            asyncio.get_running_loop().call_soon(self.flush)
+            self._scheduled = True
+        except RuntimeError:
+            self.flush()
+
+    def flush(self) -> None:
+        self._scheduled = False
+        while self.notify and (self._waiting or self._missed):
+            if self._waiting:
+                key = next(iter(self._waiting))
+                if self.notify(*self._waiting[key]) is False:
+                    return
+                self._waiting.pop(key, None)
+            else:
+                watch, (count, label) = next(iter(self._missed.items()))
+                if self.notify({"watch": watch, "kind": "gap", "count": count}, label) is False:
+                    return
+                self._missed.pop(watch, None)
+
 
 WORK = "/work"
 WORK_BYTES = 1024 * MIB
