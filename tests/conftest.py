@@ -183,9 +183,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _queued(session: pytest.Session, queue: int) -> Iterator[pytest.Item]:
-    files = {
-        str(file.path.relative_to(session.config.rootpath)): file for file in session.perform_collect(genitems=False)
-    }
+    option, top = session.config.option, session.config.rootpath
+    chosen, (option.keyword, option.markexpr) = (option.keyword, option.markexpr), ("", "")  # of tests, not of files
+    files = {str(file.path.relative_to(top)): file for file in session.perform_collect(genitems=False)}
+    option.keyword, option.markexpr = chosen
     while name := os.read(queue, RECORD).decode().strip():
         items = [*session.genitems(files[name])]
         session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
@@ -193,6 +194,8 @@ def _queued(session: pytest.Session, queue: int) -> Iterator[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not all(isinstance(item, pytest.Item) for item in items):
+        return  # the files of a queue
     for item in items:
         for name in ("uid_free", "both_uids"):
             for mark in item.iter_markers(name):

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -9,52 +10,8 @@ import msgspec
 import pytest
 
 from agent_os.abi.syscalls import BY_NUMBER, FIRST_OPERATOR, LATER, TABLE, Body, Syscall
-from agent_os.kernel import (
-    asking,
-    auditing,
-    beside,
-    front,
-    granting,
-    health,
-    metrics,
-    operator,
-    outside,
-    remembering,
-    rules,
-    safe,
-    syscalls,
-    tokens,
-)
-from agent_os.kernel.bus import office
-from agent_os.kernel.goals import desk
-from agent_os.kernel.models import desk as models
-from agent_os.kernel.supervisor import bonds, doors, looking
-from agent_os.kernel.tools import doors as tools
-from agent_os.kernel.tools import servers
+from agent_os.kernel import operations, syscalls
 
-OPERATORS = (
-    operator,
-    beside,
-    auditing,
-    safe,
-    asking,
-    granting,
-    rules,
-    doors,
-    looking,
-    bonds,
-    desk,
-    health,
-    office,
-    models,
-    tools,
-    servers,
-    metrics,
-    tokens,
-    front,
-    outside,
-    remembering,
-)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -70,13 +27,19 @@ def test_names_tell_whose_a_call_is() -> None:
 
 
 def test_every_number_is_understood_by_exactly_one_function() -> None:
-    understood = [number for part in (syscalls, *OPERATORS) for number in part.PREPARE]
-    assert sorted(understood) == sorted(BY_NUMBER)
-
-
-def test_agents_calls_and_operators_operations_are_apart() -> None:
+    files = {f"agent_os.kernel.{file}" for file in operations.FILES}
+    operators = [number for file in files for number in import_module(file).PREPARE]
+    rare = [number for numbers in syscalls.FILES.values() for number in numbers]
+    assert all(syscalls.PREPARE[number] for number in rare)  # by this they are there
+    assert sorted([*syscalls.PREPARE, *operators]) == sorted(BY_NUMBER)
     assert all(number < FIRST_OPERATOR for number in syscalls.PREPARE)
-    assert all(number >= FIRST_OPERATOR for part in OPERATORS for number in part.PREPARE)
+    assert all(number >= FIRST_OPERATOR for number in operators)
+
+
+def test_an_operation_is_found_in_the_file_that_the_table_names() -> None:
+    for file, kinds in operations.FILES.items():
+        numbers = {one.number for one in TABLE if one.request in kinds}
+        assert numbers == set(import_module(f"agent_os.kernel.{file}").PREPARE)
 
 
 def test_what_comes_later_is_not_there_yet() -> None:

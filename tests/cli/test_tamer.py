@@ -102,7 +102,7 @@ def test_a_long_clipboard_sequence_is_taken_out_whole_or_shown_as_text(size: int
 
 FLOOD = """
 import asyncio
-from agent_os.cli.streams import Drain
+from agent_os.cli.following import Drain
 
 async def main():
     written = []

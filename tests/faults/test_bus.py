@@ -14,9 +14,9 @@ import pytest
 
 from agent_os.abi.syscalls import DeadLetters, Submit
 from agent_os.drivers.store import Put
-from agent_os.kernel.bus.dedup import Dedup
 from agent_os.kernel.bus.lanes import Item, Lanes
 from agent_os.kernel.bus.mailbox import Mailbox
+from agent_os.kernel.bus.state import Dedup
 from kernel.bus.test_lives import native, post, seen
 from kernel.serving import until
 from kernel.supervisor.declared import World, in_world

@@ -131,7 +131,7 @@ def test_the_groups_of_a_killed_kernel_are_gone_after_the_next_run(machine: Mach
 
 
 def test_help_names_every_limit(machine: Machine) -> None:
-    from agent_os.kernel.guest.limits import NAMES
+    from agent_os.kernel.guest import NAMES
 
     shown = machine.finished([*AGENTCTL, "run", "--help"], None, machine.project, machine.environment())
     text = shown.out.decode()

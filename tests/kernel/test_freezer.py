@@ -11,7 +11,7 @@ import agents
 import leftovers
 from agent_os.abi.errors import ESRCH, ETIMEDOUT
 from agent_os.kernel import members
-from agent_os.kernel.freezer import Freezer
+from agent_os.kernel.process import Freezer
 from agent_os.sandbox.spawner import Launcher, Process
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_os.manifest.json_lines import BadJson, json_lines
+from agent_os.manifest.reading import BadJson, json_lines
 
 TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agent_os import Agency, AgentManifest, AgentRole, IpcScope, ManifestError, ResponseMode
 from agent_os.manifest import reading
-from agent_os.manifest.aliases import ALIASES, ELSEWHERE_CALLED, RESERVED
 from agent_os.manifest.problems import Problem
+from agent_os.manifest.reading import ALIASES, ELSEWHERE_CALLED, RESERVED
 
 HEAD = 'name = "a"\nrole = "worker"\n'
 SERVICE = 'name = "a"\nrole = "service"\n'

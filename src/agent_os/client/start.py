@@ -134,8 +134,7 @@ async def launch(*, stay: bool = False) -> bool:
 
 def idle_exit() -> int:
     """Seconds that a kernel which we start stays after its last agent and client."""
-    found = setting("idle_exit").value
-    return _IDLE_EXIT if found is None else found
+    return _IDLE_EXIT if (found := setting("idle_exit").value) is None else found
 
 
 def build() -> str:

@@ -295,6 +295,9 @@ class _Looped(_Line):  # by its methods a protocol: to inherit from asyncio's wo
     pause_writing = resume_writing = eof_received
 
     def connection_lost(self, exc: Exception | None) -> None:
+        with suppress(OSError):  # nothing is left, or it is closed already
+            while exc and (data := self._socket.recv(_PIECE)):  # what it said before it hung up on what we wrote
+                self.feed(data)
         self.end()
 
     async def news(self, stream: Stream, until: float | None = None) -> None:
@@ -372,8 +375,9 @@ async def connect(path: Path | None = None, *, token: str | None = None, build: 
     if (loop := _loop()) is None:
         line = _Line(opened, pid)
     else:
-        line = _Looped(opened, pid)
-        await loop.create_connection(cast("Callable[[], asyncio.Protocol]", lambda: line), sock=_whole(opened))
+        whole = _whole(opened)
+        line = _Looped(whole, pid)
+        await loop.create_connection(cast("Callable[[], asyncio.Protocol]", lambda: line), sock=whole)
     try:
         line.write(frames.Hello(frames.ABI_MIN, frames.ABI_MAX, [], token, build))
         try:

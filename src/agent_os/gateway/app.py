@@ -20,14 +20,12 @@ from agent_os import __version__
 from agent_os.abi.errors import EHOSTUNREACH
 from agent_os.client import wire
 from agent_os.gateway import (
-    invoke,
     metrics,
     problems,
     routes_agents,
     routes_authority,
     routes_bus,
     routes_goals,
-    routes_lives,
     routes_memory,
     routes_money,
     routes_operations,
@@ -108,7 +106,6 @@ API = "/api/v1"
 ROUTERS = (
     routes_session,
     routes_agents,
-    routes_lives,
     routes_memory,
     routes_goals,
     routes_authority,
@@ -119,7 +116,6 @@ ROUTERS = (
     routes_money,
     routes_system,
     routes_operations,
-    invoke,
 )
 
 

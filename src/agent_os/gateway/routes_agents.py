@@ -1,26 +1,167 @@
-"""Agents: who is there, starting and ending them, and signals. What one did and does is `routes_lives`."""
+"""Agents: who is there, starting, ending and asking them, signals, and what one did and does."""
 
 import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Body, Query
 from pydantic import Field
 
-from agent_os.abi.errors import ESRCH, ETYPE, AgentOSError
+from agent_os.abi import frames
+from agent_os.abi.errors import EINVAL, ESRCH, ETYPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
-from agent_os.abi.syscalls import Apply, Declared, Delete, Inspect, ListAgents, Run, Start, Tell
+from agent_os.abi.syscalls import (
+    Apply,
+    CheckpointOf,
+    Declared,
+    Delete,
+    Events,
+    History,
+    Inspect,
+    ListAgents,
+    Logs,
+    Post,
+    Release,
+    Restart,
+    Run,
+    Start,
+    Stop,
+    Tell,
+)
 from agent_os.client.members import OVER, Row, is_shown, members, short
 from agent_os.client.values import jsonable
 from agent_os.gateway.asking import Asker, Caller
-from agent_os.gateway.listing import Pages, paged
+from agent_os.gateway.listing import Numbered, Pages, paged
 from agent_os.gateway.models import AgentRow, Page, Wanted, answers, one_of
 from agent_os.gateway.models import Row as Answer
 from agent_os.gateway.naming import AgentName, Amount, Reason, Resource, Word, Words, in_path, meant
 from agent_os.gateway.problems import Json, shape, status_of
+from agent_os.gateway.records import entries_page
 from agent_os.gateway.routes_operations import OperationRow, TheOperations, finished
 
 router = APIRouter(tags=["agents"])
+
+
+_TO_ACT = 120.0
+_MOST_LOG = 4 << 20  # bytes
+
+
+class Tree(Answer):
+    name: str
+    children: list[dict[str, Any]]
+
+
+class Written(Answer):
+    text: str = Field(description="What it wrote; bytes that are no text are shown as such.")
+    size: int
+
+
+class CheckpointWish(Wanted):
+    name: Annotated[str, Field(max_length=63, description="Empty: the next number.")] = ""
+
+
+class LifeWish(Wanted):
+    do: Literal["start", "stop", "restart", "release"]
+    grace_s: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    reason: Reason = ""
+
+
+@router.get("/agents/{agent}/tree", responses=answers(Tree), summary="An agent and everybody below it.")
+async def tree(agent: AgentName, caller: Caller) -> Json:
+    async with caller.client() as client:
+        rows: list[Row] = jsonable(await members(client, ended=True))
+    name = meant(agent)
+    top = next((row for row in rows if name in (row["id"], row["name"])), None)
+    if top is None:
+        raise ESRCH("agent.unknown", f"there is no agent {name!r}", hint="GET /api/v1/agents lists them")
+    return Json(_branch(top, rows, {top["id"]}))
+
+
+def _branch(top: Row, rows: list[Row], seen: set[str]) -> Row:
+    """`seen`: whatever the rows say, nobody is told twice."""
+    children = [row for row in rows if row["parent"] == top["id"] and row["id"] not in seen]
+    seen |= {row["id"] for row in children}
+    return {**top, "children": [_branch(one, rows, seen) for one in children]}
+
+
+@router.get("/agents/{agent}/trace", responses=answers(Page), summary="Its record, in the order of the journal.")
+async def trace(agent: AgentName, caller: Caller, pages: Numbered) -> Json:
+    return Json(await entries_page(caller, Events(agent=meant(agent), bodies=True), pages))
+
+
+@router.get("/agents/{agent}/logs", responses=answers(Written), summary="What it wrote.")
+async def logs(
+    agent: AgentName, caller: Caller, last: Annotated[int, Query(ge=0, le=100_000, description="Lines.")] = 1000
+) -> Json:
+    chunks, _ = await caller.collect(Logs(agent=meant(agent), last=last), _MOST_LOG)
+    data = b"".join(chunks)
+    return Json({"text": data.decode(errors="backslashreplace"), "size": len(data)})
+
+
+@router.get("/agents/{agent}/history", responses=answers(Answer), summary="Its lives, the oldest first.")
+async def history(agent: AgentName, caller: Caller) -> Json:
+    return Json(await caller.ask(History(agent=meant(agent))))
+
+
+@router.get("/agents/{agent}/checkpoints", responses=answers(Page), summary="States that were kept.")
+async def checkpoints(agent: AgentName, caller: Caller, pages: Numbered) -> Json:
+    rows = (await caller.ask(Inspect(agent=meant(agent)))).get("checkpoints", [])
+    return Json(paged(rows, pages, lambda row: row["at"]))
+
+
+@router.post("/agents/{agent}/checkpoints", responses=answers(Answer), summary="Keep its present state.")
+async def checkpoint(agent: AgentName, body: CheckpointWish, caller: Caller) -> Json:
+    return Json(await caller.ask(CheckpointOf(agent=meant(agent), name=body.name), deadline=_TO_ACT))
+
+
+@router.post("/agents/{agent}/life", responses=answers(Answer), summary="Start, stop or restart a declared agent.")
+async def life(agent: AgentName, body: LifeWish, caller: Caller) -> Json:
+    """Answered when it is ready, or nothing of it is left. `release` ends a quarantine."""
+    name = meant(agent)
+    requests = {
+        "start": lambda: Start(agent=name),
+        "stop": lambda: Stop(agent=name, grace_s=body.grace_s, reason=body.reason),
+        "restart": lambda: Restart(agent=name, grace_s=body.grace_s, reason=body.reason),
+        "release": lambda: Release(agent=name, reason=body.reason),
+    }
+    return Json(await caller.ask(requests[body.do](), deadline=_TO_ACT) or {})
+
+
+LONGEST_S = 3600.0
+TO_ANSWER_S = 25.0  # what takes longer is an operation
+
+
+class Answered(Answer):
+    """`answer` is what the agent gave; `error`, in its place, a sentence in which it says why it could not."""
+
+    id: str
+    answer: Any = None
+    error: str | None = None
+
+
+LONG = {**answers(Answered), **answers(OperationRow, 202, "It is still at it: look at /operations/{id}")}
+Asked = Annotated[Any, Body(description="As the agent's request_schema says.")]
+
+
+@router.post("/agents/{agent}/invoke", responses=LONG, summary="Ask an agent, and wait for its answer.")
+async def invoke(agent: AgentName, request: Asked, caller: Caller, operations: TheOperations) -> Json:
+    """The whole body is the request. It may take as long as the manifest's `interface.timeout_secs` says."""
+    try:
+        payload = frames.body(request)
+    except OverflowError:
+        raise EINVAL("number.range", "a number has more than 64 bits", hint="send it as text") from None
+    except UnicodeEncodeError:
+        hint = "send whole characters: a \\ud800 needs its second half"
+        raise EINVAL("text.surrogate", "a text has half a character in it", hint=hint) from None
+    post = Post(to=meant(agent), payload=payload, wait=True, protocol="rest", deadline_ms=int(LONGEST_S * 1000))
+    return await finished(operations, caller, f"invoke {meant(agent)}", _asked(caller, post), TO_ANSWER_S)
+
+
+async def _asked(caller: Asker, post: Post) -> dict[str, Any]:
+    answer = await caller.ask(post, deadline=LONGEST_S)
+    return {"id": answer["id"], "answer": answer["payload"], "error": answer.get("error")}
+
+
 TO_ACT = 120.0  # seconds for a signal to be true
 SOON_S = 10.0  # what takes longer is an operation
 TO_START = 120.0

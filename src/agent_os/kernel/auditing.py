@@ -5,29 +5,102 @@ in threads, so that somebody who reads a long journal delays nobody who writes i
 """
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from agent_os.abi import errors
+from agent_os.abi import errors, exports
 from agent_os.abi import syscalls as abi
-from agent_os.abi.entries import Entry, Kind, Verdict
+from agent_os.abi.entries import Entry, Kind, Verdict, decode
 from agent_os.abi.errors import EINVAL, ENOENT, ESRCH, ETIMEDOUT, AgentOSError
 from agent_os.abi.heads import parse_note
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import BY_NUMBER, BY_REQUEST
-from agent_os.kernel import exports, rehearsal
+from agent_os.abi.tree import HASH, WIDTH, tile_key
+from agent_os.drivers.store import Row, Store
+from agent_os.kernel import rehearsal
 from agent_os.kernel.calls import Act, Asked, Done, Stream
 from agent_os.kernel.checkpoints import require_name
+from agent_os.kernel.journal.heads import ANCHOR, KEY, MARK, PUBLIC
 from agent_os.kernel.journal.writer import HEADS
 from agent_os.kernel.recorded import Recorded, decode_any
 from agent_os.kernel.table import Actor, Agent, qualified
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
+
+
+PIECE = 64 << 10
+DATABASE = "journal.db"
+# The anchor first: it must not know more than the database beside it.
+_BESIDE = (ANCHOR, MARK, KEY, PUBLIC)
+
+
+def export(store: Store, end: int | None, *, bodies: bool) -> Iterator[bytes]:
+    """The file that the offline verifier reads, with the first `end` entries and the heads that cover no more."""
+    size = store.size()
+    if end is not None and not 1 <= end <= size:
+        raise ENOENT("journal.entry", f"there is no entry {end}; the newest is {size}")
+    size = end or size
+    yield exports.opening(store.get("meta", "log_id"), size, bodies=bodies)
+    elsewhere: dict[bytes, None] = {}  # digests of bodies that do not lie beside their entry
+    for tile, part in groupby(store.rows(1, size), key=_tile):
+        rows = list(part)
+        for row in rows:
+            if bodies and row.body is None and (digest := decode(row.entry).body):
+                elsewhere[digest] = None
+        yield exports.rows(tile, rows, _leaves(store, tile), bodies=bodies)
+    for digest in elsewhere:
+        if (data := store.blob(digest)) is not None:  # else it was erased, and an entry says so
+            yield exports.body(digest, data)
+    notes = dict.fromkeys(note for _, note in store.items("heads"))
+    yield exports.heads([note for note in notes if parse_note(note).head.size <= size])
+
+
+def _tile(row: Row) -> int:
+    return (row.seq - 1) // WIDTH
+
+
+def _leaves(store: Store, tile: int) -> bytes | None:
+    """The stored leaf hashes of a tile: they tell a verifier which entry is the bad one."""
+    if whole := store.get("tree", tile_key(0, tile)):
+        return whole[: WIDTH * HASH]
+    tail = store.get("tree", "tail") or b""
+    return tail[8:] if tail[:8] == tile.to_bytes(8) else None
+
+
+class Backup:
+    """A copy of journal and store, and what a home needs beside them to go on with it: the signing key among it, so
+    whoever holds a backup can sign as this journal."""
+
+    def __init__(self, store: Store, home: Path | None) -> None:
+        if home is None:
+            raise EINVAL("home.none", "a kernel without a home has nothing to keep", hint="KernelSpace(home=…)")
+        self._beside = [(name, (home / name).read_bytes()) for name in _BESIDE if (home / name).exists()]
+        with tempfile.TemporaryDirectory(prefix=".backup-", dir=home) as place:
+            copy = Path(place) / DATABASE
+            store.backup(os.fspath(copy))
+            self._copy: BinaryIO = copy.open("rb")  # nameless from here on, so that nothing of it can stay behind
+        self._size = os.fstat(self._copy.fileno()).st_size
+
+    def pieces(self) -> Iterator[bytes | tuple[str, int]]:
+        """Name and size of a file, then its bytes, for each."""
+        for name, data in self._beside:
+            yield name, len(data)
+            yield from (data[at : at + PIECE] for at in range(0, len(data), PIECE))
+        yield DATABASE, self._size
+        while data := self._copy.read(PIECE):
+            yield data
+
+    def close(self) -> None:
+        self._copy.close()
+
 
 Prepare = Callable[["Kernel", Any, Asked], Act]
 _PAGE = 256  # entries read and sent at once
@@ -271,14 +344,14 @@ def _note_of(kernel: "Kernel", size: int) -> str | None:
 
 
 async def _export(kernel: "Kernel", caller: Actor, request: abi.Export, stream: Stream | None) -> None:
-    await _pour(_needed(stream), exports.export(kernel.store, request.end, bodies=request.bodies))
+    await _pour(_needed(stream), export(kernel.store, request.end, bodies=request.bodies))
 
 
 async def _backup(kernel: "Kernel", caller: Actor, request: abi.Backup, stream: Stream | None) -> dict[str, Any]:
     out = _needed(stream)
     if kernel.journal.failed is None:
         await _signed(kernel, kernel.journal.size)  # so that what is kept is covered by a head
-    copy = await asyncio.to_thread(exports.Backup, kernel.store, kernel.home)
+    copy = await asyncio.to_thread(Backup, kernel.store, kernel.home)
     try:
         await _pour(out, copy.pieces())
     finally:
@@ -289,8 +362,8 @@ async def _backup(kernel: "Kernel", caller: Actor, request: abi.Backup, stream: 
 async def _pour(stream: Stream, pieces: Iterator[Any]) -> None:
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         if isinstance(piece, bytes):
-            for at in range(0, len(piece), exports.PIECE):
-                await stream.send(piece[at : at + exports.PIECE])
+            for at in range(0, len(piece), PIECE):
+                await stream.send(piece[at : at + PIECE])
         else:
             await stream.send(piece)
 

@@ -8,7 +8,7 @@ from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EINVAL
 from agent_os.drivers.store import Store
-from agent_os.kernel import governing
+from agent_os.kernel import governing, operations
 from agent_os.kernel.authority.policy.layers import Current
 from agent_os.kernel.authority.policy.loading import ORGANISATION
 from agent_os.kernel.journal import Draft, Journal
@@ -45,10 +45,9 @@ async def boot(
     if agents:
         # These need Linux; embedding programs do not.
         from agent_os.kernel.guests import Guests
-        from agent_os.kernel.operations import Operations
 
         kernel.guests = Guests(kernel)  # launchers, processes, their streams
-        kernel.operations = Operations()  # what operators ask
+        kernel.operations = operations.PREPARE  # what operators ask
     outsiders = kernel.outside.restore if agents else None  # programs elsewhere that may come again
     await kernel.recovery.at_boot(outsiders)  # what was under way is settled; who was alive lives again
     kernel.scheduler.stir()  # goals that wait go on waiting, or start

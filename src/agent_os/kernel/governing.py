@@ -8,10 +8,11 @@ that cannot be understood change nothing but the alarm. Decides about no call: t
 
 import asyncio
 import dataclasses
+import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,6 @@ from agent_os.kernel.authority.ruling import KEPT, Policies, Tried, below, forbi
 from agent_os.kernel.calls import Need
 from agent_os.kernel.hiding import Covered, Place, uncovered
 from agent_os.kernel.journal import Draft
-from agent_os.kernel.supervisor import restrictions
 from agent_os.kernel.table import Agent, Ended, Party, as_file, from_file, qualified
 from agent_os.kernel.workspace import Workspaces
 from agent_os.kernel.workspace.changes import Change
@@ -43,6 +43,43 @@ from agent_os.kernel.workspace.changes import Change
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
     from agent_os.kernel.plan import Order
+    from agent_os.manifest.model import AgentManifest
+
+
+_HEAD = 'version = 1\ndefault = "capability"\n'
+
+
+def name_of(agent: Agent) -> str:
+    """How records and refusals call it."""
+    return f"manifest of {agent.name}"
+
+
+def texts(agent: Agent) -> list[Text]:
+    """At most one."""
+    if "manifest" not in agent.order:
+        return []
+    from agent_os.kernel.supervisor.admission import manifest_of  # which is about spawning, and needs the gate's parts
+
+    manifest = manifest_of(agent)
+    rules = "".join(_rules(manifest, agent.name)) if manifest else ""
+    return [Text(name_of(agent), f"{_HEAD}{rules}".encode())] if rules else []
+
+
+def _rules(manifest: "AgentManifest", name: str) -> Iterator[str]:
+    from agent_os.manifest import granting
+
+    can = manifest.capabilities
+    if manifest.tools_deny:
+        more = 'violation = "refuse"\nreason = "it is among tools_deny"\n'
+        yield _rule(f"{name} tools_deny", "forbid", granting.calls(manifest.tools_deny), name, more)
+    if can.approval:
+        yield _rule(f"{name} approval", "ask", granting.calls(can.approval), name, 'reason = "it is among approval"\n')
+
+
+def _rule(rule_id: str, effect: str, what: Sequence[str], name: str, more: str) -> str:
+    lists = f"what = {json.dumps(list(what))}\nagents = {json.dumps([name])}\n"
+    return f'[[rule]]\nid = {json.dumps(rule_id)}\neffect = "{effect}"\n{lists}{more}'
+
 
 _LOOK_S, _SETTLED_S = 1.0, 0.1  # between two looks at the files; how long one must not change to be read
 _LOOK_COVERS_S = 0.25
@@ -327,7 +364,7 @@ class Governing:
     def _said(self, agent: Agent, project: Path | None, again: bool) -> tuple[list[Text], list[Text]]:
         """What binds it beside the common policy: what its parent is bound by, and what is its own: of its project, and
         of its manifest. Whoever is spawned works in its parent's project; whoever is declared has one, and obeys it."""
-        mine, manifest = restrictions.name_of(agent), restrictions.texts(agent)
+        mine, manifest = name_of(agent), texts(agent)
         if again:
             return [], [*(one for one in self._texts_of(agent.id) if one.name != mine), *manifest]
         above = [one for one in self._texts_of(agent.parent) if one.name != mine] if agent.parent else []

@@ -8,6 +8,9 @@ from the record, any other goes through the gate. What an agent goes through bet
 import asyncio
 import logging
 import os
+import select
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -22,7 +25,7 @@ from agent_os.abi.frames import Hello
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
 from agent_os.drivers.store import Put, Store
-from agent_os.kernel import opened, peers, recorded, syscalls, viewing
+from agent_os.kernel import beneath, opened, recorded, syscalls, viewing
 from agent_os.kernel.allowance import ENTRY, Room
 from agent_os.kernel.authority.authority import Authority
 from agent_os.kernel.authority.policy.layers import Current
@@ -51,12 +54,51 @@ from agent_os.kernel.supervisor.bonds import Bonds
 from agent_os.kernel.supervisor.fleet import Fleet
 from agent_os.kernel.supervisor.watching import Watching
 from agent_os.kernel.table import Actor, Agent, Caller, Ended, Table, bare
-from agent_os.kernel.tokens import Words
+from agent_os.kernel.tokens import Client, Words
 from agent_os.kernel.tooling import Tools
 from agent_os.kernel.vfs import Vfs
 
 if TYPE_CHECKING:
     from agent_os.kernel.operator import Guests
+
+
+_SO_PEERPIDFD = 77  # Linux 6.5
+
+
+def admit(transport_socket: Any, word: str | None, words: Words) -> Actor | Client:
+    """Who is behind a connection; EPERM says why it is nobody."""
+    with socket.socket(fileno=os.dup(transport_socket.fileno())) as peer:
+        pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        if uid != os.geteuid():
+            raise EPERM("peer.uid", f"process {pid} of uid {uid} is not the operator of this kernel")
+        _require_our_namespace(peer, pid, word)
+    return Actor(f"local:{uid}", pid) if word is None else words.admit(word, pid)
+
+
+def _require_our_namespace(peer: socket.socket, pid: int, word: str | None) -> None:
+    """On an older Linux the process can only be looked at by its number, which may be another's by now; there that is
+    enough together with a token, and without one nobody is let in."""
+    try:
+        pidfd = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        if word is None:
+            reason = "this Linux cannot show who connected: that needs 6.5"
+            raise EPERM("peer.pidfd", reason, hint="AGENT_OS_TOKEN_FILE=FILE shows a token") from None
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as problem:
+            raise EPERM("peer.gone", f"process {pid} cannot be looked at: {problem.strerror}") from None
+    try:
+        with beneath.closing(pidfd):
+            theirs, ours = os.stat(f"/proc/{pid}/ns/user"), os.stat("/proc/self/ns/user")
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            if ended.poll(0):  # then the pid may have been another's while we looked
+                raise EPERM("peer.gone", f"process {pid} has ended")
+    except OSError as problem:
+        raise EPERM("peer.hidden", f"process {pid} cannot be looked at: {problem.strerror}") from None
+    if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+        raise EPERM("peer.namespace", f"process {pid} lives in a user namespace of its own, as agents do")
 
 
 _WORTH_REMEMBERING = 0.5  # seconds; a shorter sleep is simply slept again
@@ -273,9 +315,9 @@ class Kernel:
             raise EPIPE("halting", "the kernel is stopping")
         peer = connection.transport.get_extra_info("socket")
         if hello.token and hello.token.startswith(CLIENT):
-            peers.admit(peer, None, self.tokens)  # a pass is for a process of our operator's
+            admit(peer, None, self.tokens)  # a pass is for a process of our operator's
             return self.outside.by_pass(hello.token, connection)
-        found = peers.admit(peer, hello.token, self.tokens)
+        found = admit(peer, hello.token, self.tokens)
         if not isinstance(found, Actor):
             return self.outside.enter(found.name, connection, found.token)
         other = hello.build not in ("", self.build) and found.role == "operator"

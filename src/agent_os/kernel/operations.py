@@ -4,7 +4,7 @@ A file is loaded when one of its requests first comes, or when the kernel has ti
 agents are in `syscalls.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,20 @@ FILES: dict[str, tuple[type, ...]] = {
     "tokens": (_D.Tokens, _D.Session, _D.Whoami),
     "outside": (_D.Clients,),
 }
-_FILE_OF = {BY_REQUEST[kind].number: file for file, kinds in FILES.items() for kind in kinds}
 
 
-class Operations(dict[int, Prepare]):
-    """Number → what understands it."""
+class Handlers(dict[int, Prepare]):
+    """Number → what understands it. The file of some is loaded when one of its calls first comes."""
+
+    def __init__(self, attribute: str, files: Mapping[str, Iterable[int]], known: Mapping[int, Prepare]) -> None:
+        super().__init__(known)
+        self._attribute = attribute
+        self._file_of = {number: file for file, numbers in files.items() for number in numbers}
 
     def __missing__(self, number: int) -> Prepare:
-        found: dict[int, Prepare] = import_module(f"agent_os.kernel.{_FILE_OF[number]}").PREPARE
-        self.update(found)
+        found = getattr(import_module(f"agent_os.kernel.{self._file_of[number]}"), self._attribute)
+        self.update(found | self)
         return found[number]
+
+
+PREPARE = Handlers("PREPARE", {file: [BY_REQUEST[kind].number for kind in kinds] for file, kinds in FILES.items()}, {})

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -22,6 +21,7 @@ from agent_os.abi.syscalls import BY_NUMBER, LATER, Body, Effect
 from agent_os.kernel import roles
 from agent_os.kernel.authority.labels import CLEAN, Label
 from agent_os.kernel.calls import Act, Asked, Done, Need, Way, leave_of
+from agent_os.kernel.operations import Handlers, Prepare
 from agent_os.kernel.signals import known
 from agent_os.kernel.supervisor import bonds
 from agent_os.kernel.table import Actor, Agent, Caller
@@ -31,7 +31,6 @@ from agent_os.kernel.vfs import Stream as Content
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
-Prepare = Callable[["Kernel", Any, Any], Act]
 _OPERATORS = frozenset(one.number for one in abi.TABLE if one.operator)
 _FINISH = "agent.finish"  # a tool only in name
 _MOST_RANDOM = 1024
@@ -353,7 +352,7 @@ def _sigmask(kernel: "Kernel", agent: Agent, asked: Asked) -> Act:
     return Act(do, way=Way.STORE, effect=Effect.IDEMPOTENT)
 
 
-_FILES = {
+FILES = {
     "asking": (30,),
     "bus.doors": range(11, 18),
     "elevation": (39,),
@@ -362,19 +361,9 @@ _FILES = {
     "people": range(40, 43),
     "pipes.doors": (18,),
 }
-_FILE_OF = {number: file for file, numbers in _FILES.items() for number in numbers}
-
-
-class _Calls(dict[int, Prepare]):
-    """Number → what understands it; the file of some is loaded when one of its calls first comes."""
-
-    def __missing__(self, number: int) -> Prepare:
-        found: dict[int, Prepare] = import_module(f"agent_os.kernel.{_FILE_OF[number]}").CALLS
-        self.update(found | self)
-        return found[number]
-
-
-PREPARE = _Calls(
+PREPARE = Handlers(
+    "CALLS",
+    FILES,
     {
         1: _read,
         2: _write,
@@ -399,5 +388,5 @@ PREPARE = _Calls(
         31: _sigmask,
         **bonds.CALLS,
         **tools.CALLS,
-    }
+    },
 )

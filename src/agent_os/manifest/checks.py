@@ -6,9 +6,7 @@ whether a name that is required exists is a question for the fleet.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent_os.manifest.agency import MAY_SPAWN, Agency, base
 from agent_os.manifest.problems import shown
@@ -30,7 +28,7 @@ _LISTS = {
 }
 
 
-class Found(Struct, frozen=True):
+class Found(NamedTuple):
     key: Path
     message: str
     hint: str = ""

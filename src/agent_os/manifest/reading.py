@@ -7,18 +7,19 @@ is ignored: a key that is not known, or not yet, is a problem. Reads one file, a
 
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from json.decoder import scanstring  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeVar, cast
 
 from agent_os.manifest import checks
 from agent_os.manifest.agency import DEFAULT_CHILDREN, Agency, base
-from agent_os.manifest.aliases import ALIASES, CRON, ELSEWHERE_CALLED, RESERVED, TABLES
 from agent_os.manifest.capabilities import IpcScope, peer
-from agent_os.manifest.json_lines import BadJson, json_lines
 from agent_os.manifest.lines import TooDeep, toml_lines
 from agent_os.manifest.model import AgentManifest
 from agent_os.manifest.problems import LATER, Flaw, ManifestError, Problem, nearest, shown
@@ -26,12 +27,156 @@ from agent_os.manifest.roles import AgentRole
 from agent_os.manifest.sections import Key, Path, Rows, Section, dotted, keys_of
 from agent_os.manifest.values import List, snake
 
+Names = tuple[str, ...]
+_LISTS = ("tools", "tools_deny", "topics_publish", "topics_subscribe", "filesystem_access")
+_COUNTS = ("tool_calls", "messages", "tokens")
+
+ALIASES: dict[Names, Names] = {
+    **{("agent", key): (key,) for key in ("name", "namespace", "version", "description", "role", "base_role")},
+    **{("capabilities", key): (key,) for key in _LISTS},
+    ("health", "check_interval"): ("health", "check_interval_secs"),
+    ("health", "timeout"): ("health", "timeout_secs"),
+    ("model", "name"): ("program", "model"),
+    ("goal",): ("program", "goal"),
+    ("cron",): ("lifecycle", "schedule"),
+    ("lifecycle", "cron"): ("lifecycle", "schedule"),
+    **{("resources", "budget", f"max_{key}"): ("budget", key) for key in _COUNTS},
+    ("resources", "budget", "max_cost_usd"): ("budget", "usd"),
+    **{("resources", "budget", key): ("budget", key) for key in (*_COUNTS, "usd", "per", "on_exhausted")},
+    ("stop_grace_s",): ("lifecycle", "grace_secs"),
+    ("lifecycle", "stop_grace_s"): ("lifecycle", "grace_secs"),
+}
+TABLES = {path[:-1] for path in ALIASES} | {("resources", "budget")}
+CRON = {("cron",), ("lifecycle", "cron")}  # these say when it starts as well
+
+ELSEWHERE_CALLED: dict[str, Names] = {  # what other tools' files say; not read, but answered
+    **dict.fromkeys(("command", "cmd", "args", "exec", "run", "entrypoint"), ("program", "argv")),
+    **dict.fromkeys(("environment", "env_vars"), ("program", "env")),
+    **dict.fromkeys(("cwd", "workdir", "working_directory"), ("program", "working_dir")),
+    **dict.fromkeys(("depends_on", "needs"), ("dependencies", "requires")),
+    **dict.fromkeys(("restart", "on_failure"), ("health", "restart_policy")),
+    "memory": ("resources", "max_memory_mb"),
+    "volumes": ("mounts",),
+}
+RESERVED = frozenset(
+    {
+        "idle_secs",
+        "replicas",
+        "pool",
+        "auto_shutdown",
+        "significant",
+        "before",
+        "part_of",
+        "conflicts",
+        "image",
+        "signature",
+        "signatures",
+    }
+)
+
+
+DEEPEST = 16
+_BLANK = re.compile(r"[ \t\r\n]*")
+_SCALAR = re.compile(r"[^\s,\]}]+")
+
+
+class BadJson(Exception):
+    """Something that `json` would let pass."""
+
+    def __init__(self, line: int, message: str, key: Path = ()) -> None:
+        super().__init__(message)
+        self.line, self.message, self.key = line, message, key
+
+
+class _NoJson(Exception):
+    """The walk cannot go on."""
+
+
+def json_lines(text: str) -> dict[Path, int]:
+    """The line of every key and element, counted from 1."""
+    walk = _Walk(text)
+    with suppress(_NoJson, ValueError):
+        walk.value(())
+    return walk.found
+
+
+class _Walk:
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._line, self._counted = text, 0, 1, 0
+        self.found: dict[Path, int] = {}
+
+    def value(self, path: Path) -> None:
+        if len(path) > DEEPEST:
+            raise BadJson(self._here(), f"nothing here is nested deeper than {DEEPEST}", path[:2])
+        match self._next():
+            case "{":
+                self._members(path)
+            case "[":
+                self._elements(path)
+            case '"':
+                self._string()
+            case _:
+                match = _SCALAR.match(self._text, self._at)
+                if not match:
+                    raise _NoJson
+                self._at = match.end()
+
+    def _members(self, path: Path) -> None:
+        self._at += 1
+        while self._next() != "}":
+            line = self._here()
+            key = self._string()
+            if (*path, key) in self.found:
+                raise BadJson(line, f"`{key}` is there twice, first on line {self.found[(*path, key)]}", (*path, key))
+            self.found[(*path, key)] = line
+            self._expect(":")
+            self.value((*path, key))
+            self._comma("}")
+        self._at += 1
+
+    def _elements(self, path: Path) -> None:
+        self._at += 1
+        number = 0
+        while self._next() != "]":
+            self.found[(*path, number)] = self._here()
+            self.value((*path, number))
+            number += 1
+            self._comma("]")
+        self._at += 1
+
+    def _string(self) -> str:
+        if self._next() != '"':
+            raise _NoJson
+        text, self._at = cast(tuple[str, int], scanstring(self._text, self._at + 1, True))
+        return text
+
+    def _next(self) -> str:
+        match = _BLANK.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        if self._at >= len(self._text):
+            raise _NoJson
+        return self._text[self._at]
+
+    def _expect(self, char: str) -> None:
+        if self._next() != char:
+            raise _NoJson
+        self._at += 1
+
+    def _comma(self, end: str) -> None:
+        if self._next() != end:
+            self._expect(",")
+
+    def _here(self) -> int:
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._line
+
+
 MOST_BYTES = 256 << 10
 MOST_HINTS = 100  # looking for the nearest name takes a millisecond, and a stranger's file may have many to look for
 SUFFIX = ".agent.toml"
 _PEERS = Key("ipc_peers", List("ids, with ipc_scope = peers", peer), None, list)
 _RESTS_ON = {"supervision": "agency"}  # what a check of a whole table looks at, where it is another table
-Names = tuple[str, ...]
 S = TypeVar("S", bound=Section)
 
 

@@ -8,9 +8,7 @@ It remembers which keys were given, because some of the others follow from the r
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
-
-from msgspec import Struct
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast, get_args, get_origin, get_type_hints
 
 from agent_os.manifest.problems import Flaw, ManifestError, Problem, shown
 from agent_os.manifest.values import Kind
@@ -18,7 +16,7 @@ from agent_os.manifest.values import Kind
 Path = tuple[str | int, ...]
 
 
-class Key(Struct, frozen=True):
+class Key(NamedTuple):
     name: str
     kind: Kind | None  # None: a table of its own
     table: "type[Section] | None"  # of a table, and of the rows of a list of tables

@@ -6,10 +6,10 @@ import pytest
 
 from agent_os.abi.errors import ENOENT
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.bus import dead
+from agent_os.kernel.bus import state as dead
 from agent_os.kernel.bus.broker import Note
-from agent_os.kernel.bus.dead import Letters
 from agent_os.kernel.bus.message import Letter, Outgoing, stamped
+from agent_os.kernel.bus.state import Letters
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.bus import dedup
-from agent_os.kernel.bus.dedup import REMEMBERED_S, Dedup
+from agent_os.kernel.bus import state as dedup
 from agent_os.kernel.bus.message import Message, Now, Outgoing, stamped
+from agent_os.kernel.bus.state import REMEMBERED_S, Dedup
 
 DAY = 24 * 3600
 

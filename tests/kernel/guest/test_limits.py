@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_os.abi.errors import EINVAL
-from agent_os.kernel.guest import limits
-from agent_os.kernel.guest.limits import NAMES, parse_limits, unenforced
+from agent_os.kernel.guest import NAMES, default_limits, parse_limits, unenforced
 from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
@@ -77,7 +76,7 @@ def test_any_text_is_a_limit_or_a_refusal(text: str) -> None:
     except EINVAL:
         return
     assert text.partition("=")[0] in NAMES
-    assert parsed != limits.default_limits() or int(text.partition("=")[2]) in parsed._asdict().values()
+    assert parsed != default_limits() or int(text.partition("=")[2]) in parsed._asdict().values()
 
 
 def test_a_limit_that_nobody_keeps_is_told() -> None:

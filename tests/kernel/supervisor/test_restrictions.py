@@ -10,7 +10,7 @@ from agent_os.kernel.authority.policy import loading
 from agent_os.kernel.authority.policy.layers import Policy
 from agent_os.kernel.authority.policy.rules import Effect, Layer
 from agent_os.kernel.calls import Need
-from agent_os.kernel.supervisor import restrictions
+from agent_os.kernel.governing import texts
 from agent_os.kernel.supervisor.admission import declared
 from agent_os.kernel.table import Agent, Table
 from agent_os.manifest.model import AgentManifest
@@ -34,7 +34,7 @@ def agent(name: str = "a", **keys: object) -> Agent:
 
 
 def policy(row: Agent) -> Policy:
-    return Policy(loading.of_project(restrictions.texts(row), "/project"))
+    return Policy(loading.of_project(texts(row), "/project"))
 
 
 @pytest.mark.parametrize("name", ["a", "lab/a", "a.b_c-d"])
@@ -58,8 +58,8 @@ def test_what_is_denied_is_refused_and_what_is_to_be_approved_is_asked_about(nam
 
 
 def test_an_agent_without_a_manifest_or_without_such_lists_has_no_rules_of_its_own() -> None:
-    assert restrictions.texts(Table(SqliteStore(None)).admit("a", "native")) == []
-    assert restrictions.texts(agent()) == []
+    assert texts(Table(SqliteStore(None)).admit("a", "native")) == []
+    assert texts(agent()) == []
 
 
 def test_a_strange_name_of_a_tool_is_a_name_and_no_toml() -> None:

@@ -5,17 +5,17 @@ what the record should tell, while the broker takes a call through the parts; cu
 its end. Neither waits, neither reads a clock.
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
+from agent_os.abi.errors import ENOENT
 from agent_os.drivers.store import Put
 from agent_os.kernel.bus import held
 from agent_os.kernel.bus.broker import Change, Note
 from agent_os.kernel.bus.cursors import Cursor, Gap
-from agent_os.kernel.bus.dead import Letters
-from agent_os.kernel.bus.dedup import Dedup
 from agent_os.kernel.bus.held import Consumer
 from agent_os.kernel.bus.lanes import Item
 from agent_os.kernel.bus.log import Log
@@ -25,6 +25,166 @@ from agent_os.kernel.bus.quota import Accounts
 from agent_os.kernel.bus.rows import Rows
 from agent_os.kernel.bus.topics import Index
 from agent_os.kernel.bus.wheel import Wheel
+
+DEAD = "bus.dead"  # bucket
+KEPT_NS = 30 * 24 * 3600 * 10**9
+MOST_OF_ONE, MOST = 1000, 20_000
+_AT_ONCE = 500
+_Numbers = OrderedDict[int, None]  # of letters, the oldest first
+
+
+_decode_letter = msgspec.msgpack.Decoder(Letter).decode
+
+
+class Letters:
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._all: OrderedDict[int, tuple[str, str, int]] = OrderedDict()  # number → receiver, sender, when
+        self._of: dict[str, dict[str, _Numbers]] = {}  # by receiver and sender
+        self._by: dict[str, _Numbers] = {}  # by sender
+        self.buried = 0  # since the kernel began
+        for _, row in rows.items(DEAD):
+            self._add(_decode_letter(row))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def count(self, receiver: str) -> int:
+        return sum(map(len, self._of.get(receiver, {}).values()))
+
+    def put(self, letter: Letter) -> tuple[list[Put], list[Note]]:
+        facts = {"letter": letter.id, "message": letter.message.id, "sender": letter.message.sender}
+        facts |= {"to": letter.message.to, "reason": letter.reason, "detail": letter.detail}
+        puts, notes = [Put(DEAD, _key(letter.number), _encode(letter))], [Note("dead", letter.receiver, facts)]
+        self._add(letter)
+        self.buried += 1
+        too_many = self.count(letter.receiver) > MOST_OF_ONE
+        if too_many or len(self._all) > MOST:
+            senders = self._of[letter.receiver] if too_many else self._by
+            number = next(iter(max(senders.values(), key=len)))
+            notes.append(Note("forgotten", self._all[number][0], {"letter": f"d{number:x}", "why": "too many"}))
+            puts.append(self._remove(number))
+        return puts, notes
+
+    def find(self, name: str) -> Letter:
+        """ENOENT: there is none of that name, or no more."""
+        try:
+            number = int(name.removeprefix("d"), 16)
+        except ValueError:
+            number = -1
+        row = self._rows.get(DEAD, _key(number)) if number in self._all else None
+        if row is None:
+            raise ENOENT("bus.dead", f"there is no dead letter {name!r}", hint="`agentctl bus dead` lists them")
+        return _decode_letter(row)
+
+    def each(self, receiver: str | None = None) -> Iterator[Letter]:
+        """The oldest first."""
+        mine = self._of.get(receiver or "", {}).values()
+        for number in list(self._all) if receiver is None else sorted(number for one in mine for number in one):
+            if row := self._rows.get(DEAD, _key(number)):
+                yield _decode_letter(row)
+
+    def drop(self, letter: Letter) -> Put:
+        return self._remove(letter.number)
+
+    def tend(self, now: Now) -> tuple[list[Put], list[Note]]:
+        """Some of those that were kept long enough."""
+        puts: list[Put] = []
+        notes: list[Note] = []
+        while self._all and len(puts) < _AT_ONCE:
+            number, (receiver, _, at_ns) = next(iter(self._all.items()))
+            if at_ns + KEPT_NS > now.wall_ns:
+                break
+            notes.append(Note("forgotten", receiver, {"letter": f"d{number:x}", "why": "kept 30 days"}))
+            puts.append(self._remove(number))
+        return puts, notes
+
+    def _add(self, letter: Letter) -> None:
+        receiver, sender = letter.receiver, letter.message.sender
+        self._all[letter.number] = (receiver, sender, letter.at_ns)
+        self._of.setdefault(receiver, {}).setdefault(sender, OrderedDict())[letter.number] = None
+        self._by.setdefault(sender, OrderedDict())[letter.number] = None
+
+    def _remove(self, number: int) -> Put:
+        receiver, sender, _ = self._all.pop(number)
+        mine = self._of[receiver]
+        for senders in (mine, self._by):
+            del senders[sender][number]
+            if not senders[sender]:
+                del senders[sender]
+        if not mine:
+            del self._of[receiver]
+        return Put(DEAD, _key(number), None)
+
+
+def _key(number: int) -> str:
+    return f"{number:016x}"
+
+
+REMEMBERED_S = 7 * 24 * 3600
+_GENERATION_NS = REMEMBERED_S * 10**9
+_META, _KEY = "bus", "seen"
+_IN_MEMORY = 65_536
+_COMMITTED_S = 60.0  # by then what was handed to the writer can be read
+_REMOVED_AT_ONCE = 500
+
+Seen = tuple[int, int, str]  # when it may be forgotten (wall), sequence number, id
+_decode = msgspec.msgpack.Decoder(Seen).decode
+_decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
+
+
+class Dedup:
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        known = rows.get(_META, _KEY)
+        self._generations: set[int] = set(_decode_numbers(known)) if known else set()
+        self._recent: dict[str, Seen] = {}
+        self._order: deque[tuple[float, str]] = deque()
+
+    def find(self, receiver: str, sender: str, key: str, now: Now) -> Seen | None:
+        name = f"{receiver}\0{sender}\0{key}"
+        seen = self._recent.get(name)
+        if seen is None:
+            for generation in self._generations:
+                if row := self._rows.get(_bucket(generation), name):
+                    seen = _decode(row)
+        return seen if seen and seen[0] > now.wall_ns else None
+
+    def remember(self, receiver: str, message: Message, now: Now) -> Iterator[Put]:
+        if message.key is None:
+            return
+        until = now.wall_ns + max(_GENERATION_NS, message.ttl_ms * 10**6)
+        name = f"{receiver}\0{message.sender}\0{message.key}"
+        seen = self._recent[name] = (until, message.seq, message.id)
+        self._order.append((now.mono, name))
+        while len(self._order) > _IN_MEMORY and self._order[0][0] < now.mono - _COMMITTED_S:
+            self._recent.pop(self._order.popleft()[1], None)
+        generation = until // _GENERATION_NS
+        if generation not in self._generations:
+            self._generations.add(generation)
+            yield self._known()
+        yield Put(_bucket(generation), name, _encode(seen))
+
+    def tend(self, now: Now) -> list[Put]:
+        """A piece of the oldest generation that is over."""
+        over = min(self._generations, default=0)
+        if not self._generations or (over + 1) * _GENERATION_NS > now.wall_ns:
+            return []
+        puts: list[Put] = []
+        for name, _ in self._rows.items(_bucket(over)):
+            puts.append(Put(_bucket(over), name, None))
+            if len(puts) == _REMOVED_AT_ONCE:
+                return puts
+        self._generations.discard(over)
+        return [*puts, self._known()]
+
+    def _known(self) -> Put:
+        return Put(_META, _KEY, _encode(sorted(self._generations)))
+
+
+def _bucket(generation: int) -> str:
+    return f"bus.seen.{generation}"
+
 
 META, SEQ = "bus", "seq"
 TOPICS = "bus.topics"  # bucket: filters whose topics are reliable
