@@ -35,6 +35,10 @@ from agent_os.client.spans import Spans
 from agent_os.client.start import session
 from agent_os.client.wire import Client
 
+# The table of `agentctl top`: a row for each agent, as many columns as have their place, and the chosen one in
+# sight. In: rows in their order. Out: a widget that is drawn anew only as far as something differs; the cursor
+# stays on whom it was on. Texts come from agents, and are shown as text. Needs Textual.
+
 Cells = tuple[str, ...]
 Column = tuple[int, int]  # which of HEADINGS, and how wide
 _STATE = HEADINGS.index("STATE")

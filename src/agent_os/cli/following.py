@@ -28,6 +28,10 @@ from agent_os.cli.work import answered
 from agent_os.client.start import session
 from agent_os.client.wire import Client, Stream
 
+# Our end of an agent's three streams: the operator's input on its way in, its output on its way out. Threads do the
+# reading and writing, because a terminal or a pipe may keep us waiting for ever; they are daemons, so they keep
+# nobody from ending. Text that goes to a terminal keeps its colours and loses every other escape sequence.
+
 
 class Feed:
     """The operator's input, until either side ends."""
@@ -93,6 +97,10 @@ class Drain:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(what, *arguments)
 
+
+# The operator's terminal, lent to an agent that has one of its own: raw keys in, tamed screen out, sizes kept
+# equal. The agent's terminal is a pseudo-terminal inside its sandbox; the kernel holds the other end. The
+# operator's own never enters. Whatever happens, it is given back as it was found.
 
 _CHUNK = 65536
 # What a full-screen program may have left behind: modes of mouse, paste and keys, alternate screen, cursor, colours.

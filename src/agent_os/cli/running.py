@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from agent_os.manifest.model import AgentManifest
 
 
+# What an agent tells of its work, in lines for whoever looks on: turns of a model, tools, progress, questions. In:
+# entries of the journal with their bodies. Out: a line each, or none. A scripted model is always called so.
+
 _EVENT = "SYS_EVENT"
 _LONGEST = 200  # characters of what an agent said
 _MOST_NAMED = 10

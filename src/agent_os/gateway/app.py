@@ -48,6 +48,8 @@ from agent_os.gateway.problems import Json, Problem
 from agent_os.gateway.settings import Settings
 from agent_os.gateway.stream import Bounds, Streams
 
+# The OpenAPI document, as the framework makes it, with our own shape for errors in place of its.
+
 
 def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
@@ -78,6 +80,8 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     return {**{name: value for name, value in schema.items() if name != "anyOf"}, **kinds[0]}
 
+
+# Whether the gateway lives, and whether a kernel is behind it. No token, no detail, and no word to the kernel.
 
 router = APIRouter(tags=["health"])
 

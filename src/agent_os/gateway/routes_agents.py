@@ -39,6 +39,11 @@ from agent_os.gateway.problems import Json, shape, status_of
 from agent_os.gateway.records import entries_page
 from agent_os.gateway.routes_operations import OperationRow, TheOperations, finished
 
+# `POST /agents/{agent}/invoke`: ask an agent whose manifest says `interface.protocol = "rest"`, and get its answer.
+# The kernel holds both to the schemas of the manifest, and says which field does not fit; this only carries them.
+
+# What one agent did and does: those below it, its record, what it wrote, its lives and states; starting it again.
+
 router = APIRouter(tags=["agents"])
 
 

@@ -25,6 +25,8 @@ from agent_os.gateway import cursors, events
 from agent_os.gateway.cursors import Cursor
 from agent_os.gateway.events import Choice, Entry, message
 
+# What waits to be sent to one client: so many events or bytes, and no more.
+
 EVENTS = 1000
 BYTES = 1 << 20
 

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 
+# The journal leaving the house: as an export for auditors, as a backup for the operator. In: the store, and the
+# home's key and anchor. Out: bytes, read in a thread while everybody goes on writing. Both show one state: what is
+# committed after they began is not in them.
+
 PIECE = 64 << 10
 DATABASE = "journal.db"
 # The anchor first: it must not know more than the database beside it.

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from agent_os.manifest.model import AgentManifest
 
 
+# What a manifest takes away, as rules of a policy: tools that are denied, and tools that wait for a person. In: an
+# agent whose order has its manifest. Out: the text of a policy file, in the layer of manifests, or nothing. A
+# capability can only give; what must hold whatever is given, also for all that descend from the agent, is a rule
+# about its name. Decides nothing.
+
 _HEAD = 'version = 1\ndefault = "capability"\n'
 
 

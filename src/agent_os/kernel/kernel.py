@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from agent_os.kernel.operator import Guests
 
 
+# Who is at the control socket: the operator, or nobody. Agents can share the operator's uid, so the uid proves
+# nothing alone: a peer must also live in our own user namespace, looked at through a descriptor of that very
+# process. That is asked of everybody, with a token or without: whoever shows one gets its role, no more.
+
 _SO_PEERPIDFD = 77  # Linux 6.5
 
 
@@ -100,6 +104,10 @@ def _require_our_namespace(peer: socket.socket, pid: int, word: str | None) -> N
     if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
         raise EPERM("peer.namespace", f"process {pid} lives in a user namespace of its own, as agents do")
 
+
+# Sleeping agents: the time stands still while the agent is held, and what is left of a sleep survives a restart.
+# Live, only the monotonic clock counts, so a clock that is set back or forth moves nobody. Across a restart there
+# is no other clock than the wall's.
 
 _WORTH_REMEMBERING = 0.5  # seconds; a shorter sleep is simply slept again
 _LOOK_AGAIN = 30.0

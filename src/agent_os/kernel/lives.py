@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 
+# What an agent can read of the kernel: its rules, itself, its children, its checkpoints. Rendered at every read, so
+# there is nothing that could be changed.
+
+
 def mount_views(kernel: "Kernel", agent: Agent, root: Root) -> None:
     root.mount_view("/policy", lambda: _policy(kernel, agent))
     root.mount_view("/proc", lambda: _proc(kernel, agent), partial(_proc_label, kernel, agent))

@@ -52,6 +52,13 @@ if TYPE_CHECKING:
     from agent_os.kernel.table import Agent
 
 
+# Whether what a program outside could call has changed; whoever is connected as it is told. In: that the journal
+# wrote something, that the registry of tools changed, that a capability's time is over. Out: the notice `tools` to
+# each connection of that client, one for all that changed within a moment. What counts is what SYS_TOOLS would show
+# it: a change that it could not see there is none. While nobody is connected nothing is looked at, and a look that
+# finds the same rules, capabilities, tools and agents goes no further. Records nothing: the notice only says that
+# it is worth asking again, and that question is on the record like any other.
+
 TOOLS = {"type": "tools"}  # the notice
 MOMENT = 0.1  # seconds between a change and the look at it, so that many are one
 _LONGEST = 3600.0  # seconds until a look for a capability whose time may be over

@@ -39,6 +39,10 @@ from agent_os.sandbox.beside import Command
 from agent_os.sandbox.spawner import Launcher, Process, SandboxError, lease_uid
 from agent_os.sandbox.spec import Cover, Limits, SpawnSpec
 
+# Holds one agent still and lets it go on, and keeps the clock that runs only while it does. By its cgroup where
+# there is one that can freeze, else by signals to every process. `pause` and `resume` return when it is so. Knows
+# nothing of who asked or why.
+
 
 class Freezer:
     def __init__(self, process: Process) -> None:

@@ -27,6 +27,10 @@ from agent_os.manifest.roles import AgentRole
 from agent_os.manifest.sections import Key, Path, Rows, Section, dotted, keys_of
 from agent_os.manifest.values import List, snake
 
+# Which other spellings of a key are read, and which words are kept for later. Every path on the left of `ALIASES`
+# is read as the one on the right; a path that is only the beginning of one is a table that exists for its aliases
+# alone. Camel case is not here: every key may be written so.
+
 Names = tuple[str, ...]
 _LISTS = ("tools", "tools_deny", "topics_publish", "topics_subscribe", "filesystem_access")
 _COUNTS = ("tool_calls", "messages", "tokens")
@@ -74,6 +78,11 @@ RESERVED = frozenset(
     }
 )
 
+
+# On which line of a JSON text each key and each element stands, and whether a key is there twice. `json` checks the
+# syntax and gives the values but no positions, and of two equal keys it silently keeps the last. Goes in: text.
+# Comes out: line numbers by path, as `lines` has them. Where the text is no JSON the walk ends, and `json` will say
+# why. It runs first: what is nested deeper than any manifest is refused here, before recursion hurts.
 
 DEEPEST = 16
 _BLANK = re.compile(r"[ \t\r\n]*")

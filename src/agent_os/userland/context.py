@@ -50,6 +50,10 @@ from agent_os.userland.tools import Value
 from agent_os.userland.watches import Watch
 from agent_os.userland.wire import Asked, Chunks
 
+# Work, for an author: people who are asked and told, what is left to spend, and the agent loop inside a program.
+# Every method that waits is one syscall, but `loop`, which is as many as it takes. What a person said, or that
+# nobody did, is an `Answer` and never an exception: all four are ways in which a question ends.
+
 _MOST_FACT = 2000  # characters of a text in an event: the record of the call itself has all of it
 _ENDS = ("refused", "expired", "cancelled")
 

@@ -29,6 +29,12 @@ from agent_os.userland.results import Change, Made, Watching, read_as
 from agent_os.userland.watches import Watches
 from agent_os.userland.wire import Asked, Wire
 
+# Signals inside an agent: the author's handlers, one at a time, between calls, and what happens without one. The
+# kernel pushes a signal; it was recorded before. A handler runs in a task of its own with a place of its own (`s3`
+# is the third signal). While it runs, calls that the program wants to make wait, so a handler sees the program
+# between two calls and never in the midst of one; a call already under way goes on. That also means: a handler must
+# not wait for the program. SIGKILL, SIGSTOP and their like never come here, the kernel acts on the process itself.
+
 Handler = Callable[["Delivered"], Awaitable[None] | None]
 
 
@@ -121,6 +127,11 @@ class Signals:
 async def _settle(result: Awaitable[None] | None) -> None:
     if inspect.isawaitable(result):
         await result
+
+
+# Messages that the kernel pushes, sorted by subscription, kept until they are asked for. In: what came over the
+# wire, at most as many as there is credit for. Out: each in turn to whoever follows that subscription. Says nothing
+# to the kernel.
 
 
 class Arrivals:

@@ -54,6 +54,11 @@ from agent_os.kernel.bus.state import TOPICS, Operation, State
 from agent_os.kernel.bus.terms import Terms, usual
 from agent_os.kernel.bus.topics import check_filter, check_topic, matches, target
 
+# The local broker's memory, rebuilt from its rows at the start. Everything that was accepted and not acknowledged
+# is there again, in order, waiting, with its deliveries and deaths; of rows that speak of nothing any more the
+# first operation rids the store. What is left of a message's life counts by the wall clock, because nobody measured
+# the time between.
+
 _Tried = dict[tuple[int, int], tuple[int, int, Hand]]
 
 

@@ -26,6 +26,11 @@ from agent_os.kernel.bus.rows import Rows
 from agent_os.kernel.bus.topics import Index
 from agent_os.kernel.bus.wheel import Wheel
 
+# Dead letters: messages that will not be delivered, each with its reason, until somebody looks or thirty days pass.
+# In: a message and why. Out: its row, and what must go for it: a receiver has at most a thousand, all together
+# twenty thousand, and then the oldest of the sender with most of them is forgotten, which is told: a flood drowns
+# its own, not what others have there. Memory holds names and dates only; letters are read from the store.
+
 DEAD = "bus.dead"  # bucket
 KEPT_NS = 30 * 24 * 3600 * 10**9
 MOST_OF_ONE, MOST = 1000, 20_000
@@ -120,6 +125,11 @@ class Letters:
 def _key(number: int) -> str:
     return f"{number:016x}"
 
+
+# What was handled already: the keys that senders gave, remembered at least seven days and at least as long as the
+# message could have lived. In: a receiver, a sender and a key. Out: the id of the first message with it, and rows
+# that are kept in the transaction of the acknowledgement, so "handled" and "remembered" are one. A message without
+# a key is the only one of its name and is not remembered. Memory holds the newest; older ones are looked up.
 
 REMEMBERED_S = 7 * 24 * 3600
 _GENERATION_NS = REMEMBERED_S * 10**9

@@ -32,6 +32,11 @@ from agent_os.kernel.egress.socks import SOCKS4, SOCKS5, Handshake
 from agent_os.kernel.egress.waiting import half_close, idle, until_all, until_last
 from agent_os.lazy import lazy
 
+# The server name in a TLS ClientHello, read by OpenSSL, not by us. In: the first bytes a client sends into a
+# tunnel, in whatever pieces they arrive. Out: whether they ask for the host the tunnel was opened to, and if not,
+# the problem and the alert to send back. Never answers a handshake: OpenSSL is stopped at the name, before any key
+# is made. Touches no socket.
+
 TLS_HANDSHAKE = 0x16  # the first byte of a TLS connection
 
 

@@ -22,6 +22,13 @@ from agent_os.kernel.goals.room import NONE, Allotment, Facts, Room, Turn, Wante
 from agent_os.kernel.goals.shares import Shares, Standing
 from agent_os.kernel.supervisor.terms import Priority
 
+# Whose turn it is: goals that wait, in the order in which they are to be looked at. Class comes first, then
+# deadlines that can still be kept, then fair shares between tenants, then arrival. A *line* is one tenant's goals
+# of one class. A line whose oldest goal was not served for ten minutes has that one goal lifted a class, up to
+# high, and before all others there: so nobody starves, and a flood of old goals does not become urgent all at once.
+# False deadlines gain little: they are heeded only while their tenant is not ahead of the others. In: goals, the
+# standing of each tenant, the moment. Out: goals in order. Knows nothing of room.
+
 AGING_SECS = 600.0
 SLACK_SECS = 60.0  # of use by which a tenant may be ahead of others and still have its deadlines heeded
 _HIGH = PRIORITIES.index("high")

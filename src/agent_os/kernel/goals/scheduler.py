@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 
+# All goals that the kernel knows, by where they stand. In: goals, and the word that one has moved. Out: those that
+# wait, those at work, by their agents, and those that ended last, each found without going through the others: ten
+# thousand may wait. Decides nothing and stores nothing.
+
+
 class Book:
     def __init__(self, goals: Iterable[Kept] = ()) -> None:
         self._goals: dict[str, Kept] = {}

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from agent_os.kernel.supervisor.specs import Spec
 
 
+# How much memory there is for all agents together: the machine's, or less where our own cgroup has less. In: what
+# the operating system tells. Out: MiB. Where it tells nothing, the machine's memory counts.
+
 _GROUPS = Path("/sys/fs/cgroup")
 
 

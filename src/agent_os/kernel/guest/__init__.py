@@ -13,6 +13,10 @@ from agent_os.kernel.guest.program import INTERPRETERS, Program, resolve
 from agent_os.sandbox import hierarchies
 from agent_os.sandbox.spec import GUEST_LIMITS, Limits
 
+# The meaning of `--limit NAME=VALUE`, and the limits a guest has without it. The operator's words go in, `Limits`
+# come out; an unknown name or a value this host cannot give is refused with a right form. Applies nothing: that is
+# the sandbox's work.
+
 _MOST_MB = 1 << 24  # 16 TiB
 _BOUNDS = {
     "memory_mb": (16, _MOST_MB),

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
 
 
+# How a helper is started: its command, its limits, and the spec of its sandbox. Pure. In: which helper, and what
+# else it must see. Out: a `SpawnSpec` for the launcher; descriptor 3 is the socket of a `Link`. A helper holds no
+# secret and no grant of its own: its listener must be served by the egress of the agent that it works for, and it
+# must end with that agent.
+
 Which = Literal["mcp", "browser"]
 # Our package is loaded by its place, as for agents (kernel/programs): the folder around it is not shown.
 BOOT = """

@@ -41,7 +41,15 @@ from agent_os.lazy import lazy
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
+    from agent_os.kernel.supervisor import orders_of
     from agent_os.manifest.model import AgentManifest
+else:
+    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
+
+
+# An operator's word about agents of manifests: start, stop, restart, wait. Each returns only when it is true. In:
+# the name of a declared agent. Out: its record as it then is, or why it cannot be so. What is wanted is stored
+# before anything is done about it; the doing is the fleet's. Cancelled, what was asked for goes on.
 
 
 class Commands:
@@ -143,11 +151,10 @@ class Commands:
         return record
 
 
-if TYPE_CHECKING:
-    from agent_os.kernel.supervisor import orders_of
-    from agent_os.kernel.supervisor.fleet import Fleet
-else:
-    orders_of = lazy("agent_os.kernel.supervisor.orders_of")
+# Budgets that are filled again: by the hour, the day, the month, or with each run. In: what manifests declare, and
+# the wall clock. Out: at the beginning of a window, limits that leave an agent all of its allowance over what it
+# has spent by then, on the record like any other limit. A restart is no new window, and neither is a new kernel:
+# which window was last filled is stored. Spends nothing.
 
 WINDOWS = "windows"  # bucket: id → the window that was last filled
 _FORMS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from agent_os.kernel.supervisor.fleet import Fleet
 
 
+# A fleet that is being started: who may start next, as one after the other becomes ready, is late or fails. Goes
+# in: a checked graph, whom to start, and the news of each. Comes out: who is due, and who has to be given up. Each
+# agent is due as soon as those before it are ready, whatever the others do. Starts nothing and waits for nothing.
+
+
 class Starting:
     def __init__(self, graph: Graph, ids: Iterable[str] | None = None, ready: Collection[str] = ()) -> None:
         """`ids`: whom to start, with all they need and want; None: everybody. `ready`: who already is."""
@@ -95,6 +100,11 @@ class Starting:
             del self._lacks[agent_id]
             self._due.append(agent_id)
 
+
+# The global start limiter: how many agents may be starting at the same moment, and who is next. Goes in: who wants
+# to start, with what priority, and when a start was over. Comes out: who may start now. A slot is for the burst of
+# work a start is, not for the wait until READY: whoever takes longer than a moment passes it on, so that a few
+# agents that never become ready hold up nobody. Reads no clock and starts nothing.
 
 PER_CORE = 2
 HOLD_SECS = 2.0

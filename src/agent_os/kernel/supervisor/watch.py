@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from agent_os.kernel.table import Agent
 
 
+# Progress: whether an agent goes on, or only repeats itself. In: each tool call of one incarnation as the gate sees
+# it, so guests' too. Out: a notice at n equal calls in a row, the end of the incarnation (class probe, detail
+# `loop`) at 2n, each once; its health meanwhile. What the calls answered does not matter: whoever must poll asks
+# for a higher n. Keeps a digest of the last call, never its arguments.
+
 DETAIL = "loop"  # of the exit
 Found = Literal["repeats", "loop"]
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode

@@ -31,15 +31,20 @@ from agent_os.kernel.supervisor.terms import State
 from agent_os.kernel.supervisor.watch import Check, Watch
 from agent_os.kernel.supervisor.watched import Watched
 from agent_os.kernel.table import Agent, Ended
-from agent_os.sandbox.beside import End
-from agent_os.sandbox.spawner import Process
 
 if TYPE_CHECKING:
     from agent_os.kernel.kernel import Kernel
     from agent_os.kernel.plan import Order
     from agent_os.kernel.process import Guest
     from agent_os.kernel.running import Run
+    from agent_os.sandbox.beside import End
+    from agent_os.sandbox.spawner import Process
 
+
+# Looks into a running agent: whether a command succeeds beside it, and whether anything listens on a port of it.
+# In: the agent's process, a command or a port, and how long it may take. Out: whether, and if not, why in a
+# sentence. The command runs in the agent's own confinement, started by its init; what comes back from there is an
+# agent's word. A port is not connected to: a server that takes one connection would be kept busy by us.
 
 _LISTENS = "0A"
 
@@ -47,7 +52,7 @@ _LISTENS = "0A"
 class Prober:
     """Of one process."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: "Process") -> None:
         self._process = process
 
     async def succeeds(self, argv: Sequence[str], seconds: float) -> Seen:
@@ -77,7 +82,7 @@ class Prober:
         return Seen(False, f"nothing listens on its port {port}")
 
 
-def _result(command: str, end: End) -> Seen:
+def _result(command: str, end: "End") -> Seen:
     if end.code == 0:
         return Seen(True)
     if end.lost:
@@ -104,6 +109,12 @@ def _listening(path: str) -> set[int]:
 
 _PART, _WHOLE = 4, 5
 _QUIET, _WARNED, _TOLD = range(3)
+
+
+# Use of resources against their limits: what an agent is told before and when nothing is left. In: figures that the
+# kernel measured, never an agent's own. Out: one `resource_warning` at four fifths, one `exceeded` at the limit,
+# naming resource, value and limit; again only after use has been below four fifths. Refuses nothing: the gate, the
+# ledger and the host do.
 
 
 class Notice(Struct, frozen=True):
@@ -187,7 +198,6 @@ class Watching:
         if terms is None:
             agent.become(Incarnation.RUNNING)
             return
-        from agent_os.kernel.supervisor.watching import Prober  # needs Linux, as whoever starts a process does
 
         guest = run.guest
         watch = agent.watch = Watch(agent, terms, self, _check(terms, Prober(guest.process)))

@@ -38,6 +38,10 @@ from agent_os.kernel.vfs.directory import DirectoryBackend
 from agent_os.kernel.vfs.shares import SharedBackend
 from agent_os.kernel.vfs.stored import StoreBackend
 
+# The backend of kernel views: text that is rendered when it is read, so there is no copy to change. A callable of
+# the kernel gives name → text; names may contain "/". Whoever asks for a change gets EROFS, whatever the
+# capability.
+
 Render = Callable[[], Mapping[str, str]]
 Labelled = Callable[[str], Label | None]  # by the path within the view
 
@@ -124,6 +128,11 @@ class Rendered:
 def _facts(text: str) -> Facts:
     return Facts("file", len(text.encode()), text=True)
 
+
+# What an agent wants to hear about, and what it has not heard yet. Changes of one path merge until they are taken;
+# beyond 1,024 waiting notices the rest becomes one `gap` with a count. The connection takes them when it can:
+# `notify` answers False for "not now", and the kernel calls `flush` later. With each notice goes the label of all
+# who made what it tells of.
 
 MAX_WAITING = 1024
 MAX_WATCHES = 256

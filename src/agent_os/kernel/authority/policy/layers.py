@@ -41,6 +41,13 @@ from agent_os.kernel.calls import Need
 _MOST_TABLES = 4096  # agents whose tables are remembered
 
 
+# The compiled rules: which of them are about a call, found in time that does not grow with their number. Owns the
+# index. Goes in, once: rules, each with the place of its file. Then, per call: who, and what it needs. Comes out:
+# the rules that match, unweighed (`layers` does that). Hashed by kind and action, then a trie along the target, at
+# whose ends the rules lie by whom they are about; each knows its file. So one walk serves all layers, roles and
+# names, with the answer of a trie for each. Nothing is parsed or compiled per call.
+
+
 class Hit(Struct, frozen=True):
     """One `what` of one rule."""
 
@@ -189,8 +196,6 @@ class Policy:
         self._must_allow = tuple(slot for slot, file in enumerate(self.files) if file.default == "deny")
         self._indexes = base._indexes if base else ()
         if rules := [(slot, rule) for slot, file in enumerate(own, len(below)) for rule in file.rules]:
-            from agent_os.kernel.authority.policy.layers import Index  # most kernels have no rules
-
             self._indexes = (*self._indexes, Index(rules))
         self._decided: dict[tuple[str, str, Need], Decision] = {}  # without facts: who asks for the same hears the same
         self._weighed: dict[tuple[int, ...], Decision] = {}  # by the rules that are about it
