@@ -6,8 +6,8 @@ recorded, then dialled. Never touches the agent's files or processes, shares not
 resolves no name that was not granted, and dials no name at all, only a checked address.
 
 The order of one request: parse strictly (`visit`) → canonical host → is it named at all → gate → resolve → check every
-address → record → look once more → dial → let the bytes pass (`visit`, with `socks` and `hello` for what h11 does not
-read).
+address → record → look once more → dial → let the bytes pass (`visit`; `socks` for what
+h11 does not read).
 """
 
 import asyncio

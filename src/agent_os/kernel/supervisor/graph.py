@@ -2,7 +2,7 @@
 
 Goes in: the `[dependencies]` of every agent by id. Comes out: findings, an order in which everybody comes after whom it
 waits for, levels ("waves") of it, and what hangs on an agent that died. `requires` and `binds_to` are needs; `after` is
-order only, where both start; `wants` only asks for somebody to be started too. Starts nothing: see `starting`.
+order only, where both start; `wants` only asks for somebody to be started too. Starts nothing: see `pacing`.
 """
 
 from collections import defaultdict, deque
