@@ -22,7 +22,7 @@ from agent_os.kernel.egress.routes import Route
 from agent_os.kernel.hiding import Covered, at_host
 from agent_os.kernel.vfs.paths import below
 from agent_os.kernel.workspace import Workspace
-from agent_os.kernel.workspace.sources import check_source, masks
+from agent_os.kernel.workspace.sources import check_source, hidden_places, masks
 from agent_os.sandbox.spec import GUEST_LIMITS, PROXY_PORT, Bind, Cover, Level, Limits, SpawnSpec
 from agent_os.sandbox.spec import Workspace as WorkspaceSpec
 
@@ -200,10 +200,11 @@ def _covered(masks: Sequence[str], at: str) -> Iterator[str]:
 
 def _always(places: Sequence[tuple[Path, str]], host: Host) -> set[Covered]:
     """Credentials and our own state, whatever the rules say."""
+    hidden = hidden_places(state=host.state, home=host.home)
     return {
         at_host(mask, os.path.normpath(os.path.join(os.path.realpath(source), os.path.relpath(mask, at))))
         for source, at in places
-        for mask in masks(source, at, state=host.state, home=host.home)
+        for mask in masks(source, at, hidden)
     }
 
 

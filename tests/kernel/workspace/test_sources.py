@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_os.abi.errors import EACCES, EINVAL, ENOENT
-from agent_os.kernel.workspace.sources import check_source, masks
+from agent_os.kernel.workspace.sources import check_source, hidden_places, masks
 
 pytestmark = pytest.mark.both_uids("root reads and writes what no other user may")
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_a_source_says_why(home: Path, state: Path) -> None:
 
 
 def test_credentials_inside_a_source_are_masked_where_the_agent_would_see_them(home: Path, state: Path) -> None:
-    found = masks(home, "/work", state=state, home=home)
+    found = masks(home, "/work", hidden_places(state=state, home=home))
     for name in [
         ".ssh",
         ".aws",
@@ -91,22 +91,22 @@ def test_credentials_inside_a_source_are_masked_where_the_agent_would_see_them(h
         assert f"/work/{name}" in found
     assert "/work/.gnupg" not in found, "what does not exist needs no mask"
     assert "/work/code" not in found
-    assert masks(home / "code", "/work", state=state, home=home) == []
+    assert masks(home / "code", "/work", hidden_places(state=state, home=home)) == []
 
 
 def test_a_linked_home_and_a_linked_credential_folder_are_found(tmp_path: Path, home: Path, state: Path) -> None:
     linked = tmp_path / "linked"
     linked.symlink_to(home)
-    assert "/x/.ssh" in masks(home, "/x", state=state, home=linked)
+    assert "/x/.ssh" in masks(home, "/x", hidden_places(state=state, home=linked))
     (home / ".gnupg").symlink_to("code/keys")
     (home / "code/keys").mkdir()
-    assert masks(home / "code", "/x", state=state, home=linked) == ["/x/keys"]
+    assert masks(home / "code", "/x", hidden_places(state=state, home=linked)) == ["/x/keys"]
 
 
 def test_a_mask_below_a_mask_is_left_out(home: Path) -> None:
     state = home / ".ssh/agent-os"
     state.mkdir()
-    found = masks(home, "/x", state=state, home=home)
+    found = masks(home, "/x", hidden_places(state=state, home=home))
     assert "/x/.ssh" in found
     assert "/x/.ssh/agent-os" not in found
 
@@ -118,4 +118,4 @@ def test_other_users_credentials_are_masked_too(home: Path, state: Path) -> None
     known = [name for name in (".ssh", ".npmrc", ".config/gcloud", ".gnupg", ".docker") if (root_home / name).exists()]
     if not known:
         pytest.skip("root has no credential folder on this machine")
-    assert f"/x/{known[0]}" in masks(root_home, "/x", state=state, home=home)
+    assert f"/x/{known[0]}" in masks(root_home, "/x", hidden_places(state=state, home=home))

@@ -7,7 +7,6 @@ operator's rights before the operator has seen it.
 
 import unicodedata
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 # Everything below, by the name of any component.
 _DIRECTORIES = {".git", ".claude", ".vscode", ".agents", ".githooks", ".husky", "sitecustomize", "usercustomize"}
@@ -136,4 +135,4 @@ def within(path: str, above: str) -> bool:
 
 def credential_places(homes: list[str], state: str) -> list[str]:
     """Every path that is always hidden, whether it exists or not."""
-    return [state, *(str(PurePosixPath(home, name)) for home in homes for name in CREDENTIALS)]
+    return [state, *(f"{home.rstrip('/')}/{name}" for home in homes for name in CREDENTIALS)]

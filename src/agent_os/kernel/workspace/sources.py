@@ -8,6 +8,7 @@ import os
 import pwd
 import stat
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def check_source(path: Path, *, state: Path, home: Path, writable: bool = False)
     homes = [real_home, *(_login_homes() if os.geteuid() == 0 else ())]
     reason = protected.refusal(source, state=real_state, homes=homes)
     if reason is None:
-        places = protected.credential_places(_all_homes(real_home), real_state)
+        above = [one for one in _all_homes(real_home) if within(source, one)]
+        places = protected.credential_places(above, real_state)
         reason = next((f"{place} holds credentials" for place in places if within(source, place)), None)
     if writable:
         _require_no_code(source)
@@ -60,17 +62,22 @@ def _require_no_code(source: str) -> None:
             raise EINVAL("workspace.code", reason, hint=hint)
 
 
-def masks(source: Path, at: str, *, state: Path, home: Path) -> list[str]:
-    """Paths below `at`, where the sandbox mounts `source`, that must be hidden there: credentials and our own state.
+def hidden_places(*, state: Path, home: Path) -> list[str]:
+    """The real paths of what no sandbox shows and is there: credentials of all accounts, and our own state."""
+    places = protected.credential_places(_all_homes(os.path.realpath(home)), os.path.realpath(state))
+    # Of some 900 a few are there, and to resolve one that is not takes a look at each of its parts.
+    found = dict.fromkeys(os.path.realpath(place) for place in places if os.path.lexists(place))
+    return [real for real in found if os.path.lexists(real)]
+
+
+def masks(source: Path, at: str, hidden: Iterable[str]) -> list[str]:
+    """Paths below `at`, where the sandbox mounts `source`, that must be hidden there.
 
     Real paths on both sides, so that a home or a credential folder that is a link elsewhere is found too.
     """
     top = os.path.realpath(source)
-    found: set[str] = set()
-    for place in protected.credential_places(_all_homes(os.path.realpath(home)), os.path.realpath(state)):
-        real = os.path.realpath(place)
-        if within(real, top) and os.path.lexists(real):
-            found.add(os.path.normpath(os.path.join(at, os.path.relpath(real, top))))
+    below = (os.path.relpath(real, top) for real in hidden if within(real, top))
+    found = {os.path.normpath(os.path.join(at, path)) for path in below}
     # A mask below another one has nothing left to hide.
     return sorted(path for path in found if not any(path != other and within(path, other) for other in found))
 
