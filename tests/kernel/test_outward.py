@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ async def desk(
 
         def saw(connection: Connection) -> Awaitable[None] | None:
             unsaid = ("agent", "time", "leave")
-            facts = {one.name: getattr(connection, one.name) for one in fields(connection) if one.name not in unsaid}
+            facts = {name: getattr(connection, name) for name in connection.__struct_fields__ if name not in unsaid}
             if connection.done:
                 return records.connected(agent.name, facts, connection.leave)
             return records.connecting(agent.name, facts, connection.leave)

@@ -7,7 +7,6 @@ that cannot be understood change nothing but the alarm. Decides about no call: t
 """
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -567,7 +566,7 @@ def _restricted(policy: Policy) -> list[Pattern]:
 def _protected(others: OtherNames, change: Change) -> Change:
     """By what a link calls it, as well."""
     return (
-        dataclasses.replace(change, protected=True)
+        msgspec.structs.replace(change, protected=True)
         if not change.protected and others.is_protected(change.path)
         else change
     )
@@ -587,7 +586,7 @@ def _judged(policy: Policy, parties: Sequence[Party], others: OtherNames, change
     if decision.effect is Effect.FORBID:
         where = f" ({decision.where})" if decision.where else ""
         rule = f"the rule {decision.rule.id!r}{where}: " if decision.rule else ""
-        return dataclasses.replace(change, refused=f"{rule}{decision.reason}")
+        return msgspec.structs.replace(change, refused=f"{rule}{decision.reason}")
     asks = decision.effect is Effect.ASK
     turns = change.type == "symlink" and change.kind != "delete" and others.would_gain(change.path)
-    return _protected(others, dataclasses.replace(change, protected=change.protected or asks or turns))
+    return _protected(others, msgspec.structs.replace(change, protected=change.protected or asks or turns))

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -346,7 +345,7 @@ class Guest:
         """One connection was decided, or has ended: what is about to be dialled is on disk before it is. Refusals cost
         an agent nothing, so after many they are only counted: it must not fill the disk with them."""
         unsaid = ("agent", "time", "leave")
-        facts = {one.name: getattr(connection, one.name) for one in fields(connection) if one.name not in unsaid}
+        facts = {name: getattr(connection, name) for name in connection.__struct_fields__ if name not in unsaid}
         if not connection.done:
             return self._before_connection(facts, connection.leave)
         refused = connection.verdict == "deny"

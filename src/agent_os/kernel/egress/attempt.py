@@ -9,7 +9,6 @@ import time
 import typing
 from asyncio import Future, Task
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -81,8 +80,7 @@ class Limits(Struct, frozen=True):
     lookups: int = 8  # names resolved at the same time
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(Struct, frozen=True):
     """One record. A refused connection has one, `done`; an allowed one has two with the same `id`: first the verdict,
     before anything is dialled (`done` is False), then the end. So the `done` ones are one per connection.
     """
@@ -102,7 +100,7 @@ class Connection:
     bytes_up: int
     bytes_down: int
     seconds: float
-    leave: Leave | None = field(default=None, compare=False, repr=False)  # what it rests on; no part of the record
+    leave: Leave | None = None  # what it rests on; no part of the record
 
 
 # Takes a record. What is not `done` may return something to wait for: nothing is dialled before.

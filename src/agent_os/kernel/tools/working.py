@@ -177,7 +177,7 @@ def egress_of(kernel: "Kernel", agent: Agent, outward: Outward | None = None, ro
     records, name = Records(kernel.journal, agent.incarnation), as_file(agent.id)
 
     def saw(connection: Connection) -> Any:
-        facts = {one: getattr(connection, one) for one in connection.__dataclass_fields__ if one not in _UNSAID}
+        facts = {one: getattr(connection, one) for one in connection.__struct_fields__ if one not in _UNSAID}
         if not connection.done:
             return records.connecting(name, facts, connection.leave)
         records.connected(name, facts, connection.leave)

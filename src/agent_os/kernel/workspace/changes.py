@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
@@ -29,8 +28,7 @@ _PATCH_BYTES = 256 << 10
 _PATCH_LINES = 4000
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """One entry that differs. `path` is relative to the project; undecodable bytes in it are surrogates."""
 
     path: str
@@ -42,7 +40,7 @@ class Change:
     sha256_new: str | None = None  # of a link: of its target
     protected: bool = False
     refused: str | None = None  # why this entry is never committed
-    copied_up: bool = field(default=False, compare=False)  # the upper says it came from an entry of the project
+    copied_up: bool = False  # the upper says it came from an entry of the project
 
     @property
     def shown(self) -> str:

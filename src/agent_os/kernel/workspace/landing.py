@@ -6,7 +6,6 @@ it is closed after the last. An entry is done when its rename (or unlink, or mkd
 resolved physically beneath a descriptor, on both sides. Never decides what is protected and never runs anything.
 """
 
-import dataclasses
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from agent_os.abi.errors import EINVAL, EIO, ENOSPC
 from agent_os.kernel import beneath
@@ -97,7 +96,7 @@ class Intent:
         self.save_to(self.home)
 
     def save_to(self, home: int) -> None:
-        steps = [asdict(step) | {"change": dataclasses.asdict(step.change)} for step in self.steps.values()]
+        steps = [asdict(step) | {"change": asdict(step.change)} for step in self.steps.values()]
         write_json(home, INTENT, {"id": self.id, "open": self.open, "steps": steps})
 
     def landed(self, change: Change) -> bool:
@@ -169,9 +168,7 @@ class Landing(Struct):
         free = held.sift(candidates)
         self.steps = sorted(free, key=lambda step: _order(step.change))
         self.report.withheld += held.of("withheld")
-        self.report.refused += [
-            dataclasses.replace(change, refused=held.reasons[change]) for change in held.of("refused")
-        ]
+        self.report.refused += [replace(change, refused=held.reasons[change]) for change in held.of("refused")]
         self.report.conflicts += [Conflict(change, held.reasons[change]) for change in held.of("conflict")]
         self._require_room()
 
@@ -270,7 +267,7 @@ class Landing(Struct):
             if error.errno in _MOVED:
                 self.report.conflicts.append(Conflict(change, f"the project changed there: {error.strerror}"))
             else:
-                self.report.failed.append(dataclasses.replace(change, refused=f"cannot be written: {error.strerror}"))
+                self.report.failed.append(replace(change, refused=f"cannot be written: {error.strerror}"))
         else:
             step.done = True
             self.report.committed.append(change)
