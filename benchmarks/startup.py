@@ -47,7 +47,7 @@ class Subject(NamedTuple):
 BASE = Subject("python -c pass")
 BWRAP = Subject("bwrap --unshare-all --ro-bind / / true")
 OURS = [
-    Subject("python -c 'import agent_os.daemon.process'", goal=12),
+    Subject("python -P -m agent_os.daemon --help", goal=12),  # loads all of it, as the daemon does, and ends
     Subject("python -c 'from agent_os import KernelSpace'", goal=10),
     Subject("agentctl version", goal=3.5),
     Subject("agentctl ps", goal=6),

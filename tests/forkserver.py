@@ -275,6 +275,8 @@ def everything() -> list[str]:
 def load() -> None:
     for name in everything():
         importlib.import_module(name)
+    for name in importlib.import_module("agent_os.lazy").waiting:
+        importlib.import_module(name)
 
 
 def surplus() -> list[str]:

@@ -6,27 +6,38 @@
         h11 = lazy("h11")
 
 The kernel loads all of these soon after it is ready (`daemon.process.load_the_rest`), so that an upgrade in place never
-mixes two versions. Not safe from two threads at once: use it for what only the loop's thread touches.
+mixes versions.
 """
 
-import importlib.util
 import sys
+from importlib import import_module
 from types import ModuleType
+from typing import Any
+
+waiting: list[str] = []  # names of those that were not loaded when they were asked for
+
+
+class _Later(ModuleType):
+    """Not in `sys.modules`, as those of `importlib.util.LazyLoader` are: from there, a second thread may find one half
+    loaded, and its packages are loaded at once."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)  # from now on it is found without us
+        return value
 
 
 def lazy(name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    waiting.append(name)
+    return _Later(name)
 
 
-def is_waiting(module: ModuleType) -> bool:
-    """Whether it is lazy and nothing of it was used yet."""
-    return type(module) is not ModuleType and type(module).__name__ == "_LazyModule"
+def load(name: str, *, without: str) -> None:
+    """Imports a module as if another one, which it does not need, were not installed. For the beginning of a process of
+    our own: meanwhile nobody else finds that other one."""
+    if without not in sys.modules:
+        sys.modules[without] = None  # pyright: ignore[reportArgumentType]
+        import_module(name)
+        del sys.modules[without]

@@ -2,7 +2,8 @@
 
 The same gate, journal and files as the daemon's, in memory unless a home is given. `create_agent_context` gives *your
 own trusted code* a context: same syscalls, no isolation, and the record says so. `spawn` starts an isolated process.
-A composition root like `daemon`: it puts kernel, drivers and userland together and decides nothing.
+A composition root like `daemon`: it puts kernel, drivers and userland together and decides nothing. A program that
+imports these names may never make a kernel, so what only a kernel needs is imported where one is used.
 """
 
 import asyncio
@@ -10,13 +11,11 @@ import os
 import sys
 from collections.abc import AsyncIterable, Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from agent_os import model_drivers
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EACCES, EINVAL, EISOLATION, EPERM, ESRCH, AgentKernelPanic, AgentOSError
@@ -24,20 +23,17 @@ from agent_os.abi.frames import Welcome
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass, Incarnation
 from agent_os.abi.syscalls import BY_NUMBER, BY_REQUEST, Body
-from agent_os.drivers.store import Put
-from agent_os.drivers.store.memory import MemoryStore
-from agent_os.drivers.store.sqlite import SqliteStore
-from agent_os.kernel.authority.capability import parse
-from agent_os.kernel.calls import Asked, Need
-from agent_os.kernel.goals.goal import PendingGoal
-from agent_os.kernel.governing import current
-from agent_os.kernel.journal import Draft, Journal
-from agent_os.kernel.kernel import Kernel
-from agent_os.kernel.passing import QUARANTINE
-from agent_os.kernel.signals import KERNEL
-from agent_os.kernel.table import Agent, Ended, Row, shown
 from agent_os.userland.context import Context
 from agent_os.userland.places import Places
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
+    from agent_os.drivers.store import Put
+    from agent_os.kernel.goals.goal import PendingGoal
+    from agent_os.kernel.journal import Journal
+    from agent_os.kernel.kernel import Kernel
+    from agent_os.kernel.table import Agent, Ended, Row
 
 _HOST = "host"  # who acts, where the program around the kernel does
 _decode = msgspec.msgpack.Decoder().decode
@@ -47,6 +43,13 @@ class KernelSpace:
     """A kernel of your own. Use it as `async with`, or call `close` at the end; in memory nothing is left anyway."""
 
     def __init__(self, home: str | os.PathLike[str] | None = None) -> None:
+        from agent_os import model_drivers
+        from agent_os.drivers.store.memory import MemoryStore
+        from agent_os.drivers.store.sqlite import SqliteStore
+        from agent_os.kernel.governing import current
+        from agent_os.kernel.journal import Draft, Journal
+        from agent_os.kernel.kernel import Kernel
+
         self._home = Path(home).absolute() if home is not None else None
         if self._home:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,6 +70,9 @@ class KernelSpace:
 
     def create_agent_context(self, name: str, *, caps: tuple[str, ...] | list[str] = ()) -> "AgentContext":
         """A context for your own code, in this process. It holds what every agent holds, and `caps`."""
+        from agent_os.kernel.authority.capability import parse
+        from agent_os.kernel.journal import Draft
+
         kernel = self._kernel
         wanted = [parse(text) for text in caps]
         agent = kernel.table.admit(name, "context", isolation="none")
@@ -96,6 +102,8 @@ class KernelSpace:
             reason = f"{sys.platform} cannot isolate an agent"
             raise EISOLATION("platform", reason, hint="create_agent_context works everywhere; or use a Linux VM")
         if not hasattr(self._kernel, "guests"):
+            from tempfile import TemporaryDirectory
+
             from agent_os.kernel.guests import Guests
 
             if self._kernel.home is None:  # the record stays in memory; workspaces need a place
@@ -106,12 +114,16 @@ class KernelSpace:
 
     async def signal(self, name: str, signal: AgentSignal, value: Any = None) -> bool:
         """As the operator; returns when it is true."""
+        from agent_os.kernel.signals import KERNEL
+
         return await self._kernel.signals.send(KERNEL, self._kernel.table.find_alive(name), signal, value)
 
     async def wait(self, name: str) -> dict[str, Any]:
         return await self._kernel.wait_for(self._kernel.table.find(name))
 
-    def agents(self) -> list[Row]:
+    def agents(self) -> "list[Row]":
+        from agent_os.kernel.table import shown
+
         return [shown(agent) for agent in self._kernel.table]
 
     def panic(self, reason: str, agent: str | None = None) -> None:
@@ -127,7 +139,7 @@ class KernelSpace:
         self._kernel.panic(reason, agent)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> "Journal":
         return self._kernel.journal
 
     async def close(self) -> None:
@@ -159,7 +171,7 @@ def _order(program: str | list[str] | Mapping[str, Any], extra: Mapping[str, Any
 class AgentContext(Context):
     """A context in this process: the same syscalls as an isolated agent's, through the same gate."""
 
-    def __init__(self, kernel: Kernel, agent: Agent) -> None:
+    def __init__(self, kernel: "Kernel", agent: "Agent") -> None:
         self._line = _InProcess(kernel, agent)
         welcome = Welcome(frames.ABI_MAX, agent.id, agent.incarnation, {})
         super().__init__(self._line, welcome, Places())  # pyright: ignore[reportArgumentType]
@@ -172,10 +184,15 @@ class AgentContext(Context):
 class ContextSignals:
     """Signals to code that cannot be stopped by force: they open and shut its gate. Synchronous, as promised."""
 
-    def __init__(self, kernel: Kernel, agent: Agent, line: "_InProcess") -> None:
+    def __init__(self, kernel: "Kernel", agent: "Agent", line: "_InProcess") -> None:
         self._kernel, self._agent, self._line = kernel, agent, line
 
     def signal(self, signal: AgentSignal, value: Any = None) -> None:
+        from agent_os.drivers.store import Put
+        from agent_os.kernel.journal import Draft
+        from agent_os.kernel.passing import QUARANTINE
+        from agent_os.kernel.table import Ended
+
         agent, said = self._agent, {"signal": int(signal), "value": value, "sender": "host"}
         if agent.exit:
             raise ESRCH("agent.ended", f"{agent.name} has ended")
@@ -206,7 +223,9 @@ class ContextSignals:
                 if self._line.pushed:
                     self._line.pushed("signal", said)
 
-    def _end(self, ended: Ended, *puts: Put) -> None:
+    def _end(self, ended: "Ended", *puts: "Put") -> None:
+        from agent_os.kernel.journal import Draft
+
         agent = self._agent
         farewell = self._kernel.bonds.farewell(agent, ended)
         self._kernel.models.kill(agent.id)
@@ -224,7 +243,7 @@ class ContextSignals:
 class _InProcess:
     """Stands where an isolated agent has its wire."""
 
-    def __init__(self, kernel: Kernel, agent: Agent) -> None:
+    def __init__(self, kernel: "Kernel", agent: "Agent") -> None:
         self._kernel, self._agent = kernel, agent
         self.pushed: Callable[[str, Any], Any] | None = None
         self.lost: Callable[..., None] | None = None
@@ -243,10 +262,14 @@ class _InProcess:
         began: Callable[[Any], None] | None = None,
     ) -> Any:
         """One call. Cancelled, a deed that has begun is still recorded."""
+        from agent_os.kernel.calls import Asked
+
         agent, loop = self._agent, asyncio.get_running_loop()
         if not agent.clock.awake.is_set():
             await agent.clock.awake.wait()
         if agent.quarantined and not self.panic:
+            from agent_os.kernel.passing import QUARANTINE
+
             said = self._kernel.store.get(QUARANTINE, agent.id) or b"a violation"
             self.panic = AgentKernelPanic(said.decode(), agent.id)
         if self.panic:
@@ -326,13 +349,13 @@ class AgentRuntime:
         """pending, running, paused, completed or failed."""
         return self._row(agent_id).state
 
-    def list_agents(self) -> list[Row]:
+    def list_agents(self) -> "list[Row]":
         return self.kernel.agents()
 
     async def wait(self, agent_id: str) -> dict[str, Any]:
         return await self.kernel.wait(agent_id)
 
-    def _row(self, agent_id: str) -> Row:
+    def _row(self, agent_id: str) -> "Row":
         for row in self.kernel.agents():
             if agent_id in (row.name, row.id):
                 return row
@@ -354,7 +377,7 @@ class Scheduler:
         """Of all goals of an agent, or of one goal by its id: critical, high, normal or low."""
         await self._goals.prioritize(agent_id, priority, _HOST)
 
-    def get_queue(self) -> list[PendingGoal]:
+    def get_queue(self) -> "list[PendingGoal]":
         """First in order first, each with its agent, why that one, and what it waits for."""
         return self._goals.queue()
 
@@ -381,11 +404,15 @@ class CapabilityManager:
 
     def grant(self, agent_id: str, capability: str) -> int:
         """As the operator. The token is a number that means something only to this agent."""
+        from agent_os.kernel.authority.capability import parse
+
         agent = self._kernel.table.find_alive(agent_id)
         return self._kernel.authority.grant_now(agent.id, parse(capability), _HOST).id
 
     async def revoke(self, agent_id: str, capability: str | int) -> None:
         """By its token or its text. When this returns nothing derived from it can be used; what it opened is closed."""
+        from agent_os.kernel.authority.capability import parse
+
         agent = self._kernel.table.find(agent_id)
         wanted = capability if isinstance(capability, int) else parse(capability)
         found = [one for one in agent.holdings if wanted in (one.id, one.capability)]
@@ -395,6 +422,9 @@ class CapabilityManager:
 
     def check(self, agent_id: str, action: str) -> bool:
         """Whether it may do one thing, written as the capability for exactly that: `file:/data/x:read`."""
+        from agent_os.kernel.authority.capability import parse
+        from agent_os.kernel.calls import Need
+
         asked = parse(action)
         target = asked.target.exact or ("*" if asked.kind in ("agent", "shell") else None)
         if target is None:

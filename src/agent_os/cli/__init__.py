@@ -54,14 +54,15 @@ class _Inspect(ModuleType):
 
 
 def _spare() -> None:
-    """Keeps click and msgspec from loading what they hardly use. msgspec takes from typing what it does not find."""
+    """Keeps libraries from loading what they hardly use. msgspec takes from `typing` what it does not find; asyncio has
+    connections to the kernel only."""
     if "inspect" not in sys.modules:
         sys.modules["inspect"] = _Inspect("inspect")
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # pyright: ignore[reportArgumentType]
-        import msgspec as msgspec
+    from agent_os.lazy import load
 
-        del sys.modules["typing_extensions"]
+    load("msgspec", without="typing_extensions")
+    if sys.argv[1:2] in (["run"], ["exec"]):
+        load("asyncio", without="ssl")
 
 
 def version_line() -> str:

@@ -65,11 +65,11 @@ def _given(env: Sequence[str]) -> Iterator[str]:
 
 def _follow(request: "Beside") -> int:
     from agent_os.cli.agents import nobody
-    from agent_os.cli.following import beside
+    from agent_os.cli.following import beside, carry_out
     from agent_os.cli.run import killed, take_no_more_signals
 
     try:
-        ended = asyncio.run(beside(request))
+        ended = carry_out(beside(request))
     except asyncio.CancelledError:  # interrupted twice before it was there
         raise click.Abort from None
     except EHOSTUNREACH:

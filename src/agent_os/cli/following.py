@@ -15,18 +15,20 @@ import termios
 import threading
 import tty
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from agent_os.abi.errors import ENOENT, EPIPE, AgentOSError
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.syscalls import Await, Beside, Logs, Run, Tell, Work
 from agent_os.cli.changes import say, say_started
 from agent_os.cli.output import plain
-from agent_os.cli.tamer import Tamer
-from agent_os.cli.work import answered
 from agent_os.client.start import session
 from agent_os.client.wire import Client, Stream
+
+if TYPE_CHECKING:
+    from agent_os.cli.tamer import Tamer
 
 # Our end of an agent's three streams: the operator's input on its way in, its output on its way out. Threads do the
 # reading and writing, because a terminal or a pipe may keep us waiting for ever; they are daemons, so they keep
@@ -53,7 +55,7 @@ class Feed:
 class Drain:
     """One output. Bytes go in as they come; `written` tells how many are out, so that more may come."""
 
-    def __init__(self, target: int, tamer: Tamer | None, written: Callable[[int], None], lost: Callable[[], None]):
+    def __init__(self, target: int, tamer: "Tamer | None", written: Callable[[int], None], lost: Callable[[], None]):
         """`lost`: nobody reads it any more. Both are called on the loop."""
         self._target, self._tamer = target, tamer
         self._written, self._lost = written, lost
@@ -158,6 +160,7 @@ def lent(stream: Stream) -> Iterator[None]:
             termios.tcsetattr(0, termios.TCSAFLUSH, before)
 
 
+T = TypeVar("T")
 Entry = dict[str, Any]
 _MOST_SAID = 1 << 20  # bytes that are kept to be compared
 
@@ -170,12 +173,22 @@ class Lost(Exception):
         self.name, self.said = name, said
 
 
-@dataclass
-class Outcome:
+class Outcome(Struct):
     """How it ended, and the lists that came before: changes, and what a commit did with them."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     lists: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
+
+
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, without its handler for Ctrl-C: `_Interrupts` would replace that one, and Python would load
+    `inspect` to describe what was replaced."""
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    return asyncio.run(work)
 
 
 async def detached(order: dict[str, Any]) -> dict[str, Any]:
@@ -219,9 +232,11 @@ async def _signal_command(client: Client, stream: Stream, name: str, *, kill: bo
 async def go_on(name: str, said: bytes) -> tuple[dict[str, Any], list[Entry]]:
     """Start the kernel again and follow an agent that lives on from its record; how it ended, and what it changed if
     that was kept."""
+    from agent_os.cli.work import answered
+
     async with session() as (client, _):
         stream = client.stream(Logs(agent=name, follow=True, newest=True))
-        tamer, unsaid = Tamer() if os.isatty(2) else None, Unsaid(said)
+        tamer, unsaid = _tamer() if os.isatty(2) else None, Unsaid(said)
         try:
             while True:
                 data, size = await stream.receive()
@@ -234,6 +249,12 @@ async def go_on(name: str, said: bytes) -> tuple[dict[str, Any], list[Entry]]:
         with contextlib.suppress(ENOENT):
             return ended, (await answered(client, Work(do="diff", name=name))).lists.get("changes", [])
         return ended, []
+
+
+def _tamer(*, full_screen: bool = False) -> "Tamer":
+    from agent_os.cli.tamer import Tamer  # only a terminal needs one
+
+    return Tamer(full_screen=full_screen)
 
 
 class Unsaid:
@@ -291,9 +312,9 @@ class _Following:
 
     def _open(self) -> dict[int, Drain]:
         if self._on_terminal:
-            return {1: Drain(1, Tamer(full_screen=True), self._stream.give, self._lost(1))}
+            return {1: Drain(1, _tamer(full_screen=True), self._stream.give, self._lost(1))}
         Feed(self._stream)
-        tamers = {fd: Tamer() if os.isatty(fd) else None for fd in (1, 2)}
+        tamers = {fd: _tamer() if os.isatty(fd) else None for fd in (1, 2)}
         return {fd: Drain(fd, tamer, self._stream.give, self._lost(fd)) for fd, tamer in tamers.items()}
 
     def _lost(self, number: int) -> Callable[[], None]:

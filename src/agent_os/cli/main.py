@@ -117,6 +117,7 @@ class AgentCtl(click.Group):
             return None
         module, _, name = verb.target.partition(":")
         command = getattr(import_module(module), name)
+        gc.freeze()  # it stays, so nobody need look through it
         gc.enable()
         return command
 

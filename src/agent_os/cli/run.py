@@ -247,18 +247,20 @@ def _input(word: str) -> tuple[str, str]:
 
 
 def _budget(words: Sequence[str]) -> dict[str, int]:
+    if not words:
+        return {}
     from agent_os.cli.budget import parse_limits
 
     return {resource: amount for resource, amount in parse_limits(words).items() if amount is not None}
 
 
 def _follow(order: dict[str, Any], quiet: bool) -> int:
-    from agent_os.cli.following import Lost
+    from agent_os.cli.following import Lost, carry_out
     from agent_os.cli.following import run as follow
 
     begun = time.monotonic()
     try:
-        outcome = asyncio.run(follow(order, quiet=quiet))
+        outcome = carry_out(follow(order, quiet=quiet))
     except asyncio.CancelledError:  # interrupted twice before there was an agent
         raise click.Abort from None
     except Lost as lost:

@@ -7,11 +7,11 @@ All deciding is the kernel's; names and contents come from an agent and are show
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import Struct, field
 
 from agent_os.abi.errors import EINVAL
 from agent_os.abi.syscalls import Snapshot, Work
@@ -31,8 +31,7 @@ _REPORTED = ("committed", "withheld", "refused", "failed")
 Entry = dict[str, Any]
 
 
-@dataclass
-class Answer:
+class Answer(Struct):
     """What the kernel said of a workspace: facts, and lists of entries."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])

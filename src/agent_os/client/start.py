@@ -61,7 +61,7 @@ async def connected(
         except EHOSTUNREACH:  # none, or one that is just ending
             if not start:
                 raise
-            started = await launch(stay=stay)
+            started = await launch(stay=stay, warm=same and not stay)
             continue
         try:
             if same and not started and client.welcome.build not in ("", code):
@@ -90,8 +90,9 @@ async def leave(client: Client) -> None:
             raise EIO("daemon.stuck", reason, hint=f"kill -9 {client.pid}") from None
 
 
-async def launch(*, stay: bool = False) -> bool:
-    """Start a kernel and wait until it can be talked to; False if another one had the home first."""
+async def launch(*, stay: bool = False, warm: bool = False) -> bool:
+    """Start a kernel and wait until it can be talked to; False if another one had the home first. `warm`: an agent
+    will follow at once."""
     import subprocess
 
     home = prepared(place.home())
@@ -101,6 +102,8 @@ async def launch(*, stay: bool = False) -> bool:
     command += ["--ready-fd", str(writing)]
     if not stay:
         command += ["--idle-exit", str(idle_exit())]
+    if warm:
+        command.append("--warm")
     try:
         log = _log(home)
         try:

@@ -1,20 +1,18 @@
 """The composition root: the one place where kernel, sandbox and drivers are put together; and the kernel's process.
 
-    python -m agent_os.daemon --home DIR --socket PATH [--idle-exit SECONDS] [--ready-fd N]
+    python -m agent_os.daemon --home DIR --socket PATH [--idle-exit SECONDS] [--ready-fd N] [--warm]
 
 One kernel has a home: a lock decides, and whoever comes second says who was first. With `--idle-exit` it ends by
-itself, so long after its last agent and client. What it has to say goes to `--ready-fd` once, as JSON (`ready`, `held`
-or `error`), and afterwards to stderr.
+itself, so long after its last agent and client. With `--warm` it starts a launcher before it loads itself. What it has
+to say goes to `--ready-fd` once, as JSON (`ready`, `held` or `error`), and afterwards to stderr.
 """
 
-import argparse
 import asyncio
 import fcntl
 import gc
 import json
 import logging
 import os
-import pkgutil
 import resource
 import signal
 import socket
@@ -24,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_os import builtin_tools, first_token, model_drivers
 from agent_os.abi.errors import EACCES, EIO, AgentOSError
@@ -34,9 +33,14 @@ from agent_os.front_door import Doctor, FrontDoor
 from agent_os.kernel import control
 from agent_os.kernel.boot import boot
 from agent_os.kernel.kernel import Kernel
-from agent_os.lazy import is_waiting
+from agent_os.lazy import waiting
+
+if TYPE_CHECKING:
+    from agent_os.sandbox.spawner import Launcher
 
 LOCK = "lock"
+_OPTIONS = frozenset(("--home", "--idle-exit", "--ready-fd", "--socket"))
+_MISUSED = 2
 HELD = 75  # the exit code of a kernel that found another one: try again
 _TO_BE_FREE = 10.0  # seconds for a kernel that is just ending
 _AGAIN = 0.01
@@ -47,12 +51,17 @@ _ROOMS = ("abi", "drivers", "kernel", "manifest")
 log = logging.getLogger("agent_os.daemon")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _options(argv)
-    home = Path(options.home) if options.home else place.home()
-    where = Path(options.socket) if options.socket else place.control_socket()
+def main(argv: Sequence[str] | None = None, launcher: "Launcher | None" = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    options = dict(zip(given[::2], given[1::2], strict=False))
+    if len(given) % 2 or not _OPTIONS.issuperset(options):
+        print(f"usage: python -m agent_os.daemon {' '.join(f'[{name} …]' for name in sorted(_OPTIONS))} [--warm]")
+        return 0 if "--help" in given else _MISUSED
+    home = Path(options["--home"]) if "--home" in options else place.home()
+    where = Path(options["--socket"]) if "--socket" in options else place.control_socket()
+    idle_exit = float(options["--idle-exit"]) if "--idle-exit" in options else None
     logging.basicConfig(stream=sys.stderr, level=_level(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    say = _Say(options.ready_fd)
+    say = _Say(int(options.get("--ready-fd", -1)))
     try:
         home = prepared(home)
         lock = _lock(home, where)
@@ -60,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say.once(held=_holder(home))
             return HELD
         with asyncio.Runner(loop_factory=_loop) as runner:
-            return runner.run(_serve(home, where, options.idle_exit, say))
+            return runner.run(_serve(home, where, idle_exit, say, launcher))
     except AgentOSError as error:
         log.error("%s", error)
         say.once(error={"name": error.name, "code": error.code, "reason": error.reason, "hint": error.hint})
@@ -75,15 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason, hint = f"the kernel failed at its start, {type(bug).__name__}: {bug}", f"{home / LOG} says where"
         say.once(error={"name": "EIO", "code": "internal", "reason": reason, "hint": hint})
         return 1
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    options = argparse.ArgumentParser(prog="agent_os.daemon", description="The kernel as a process of its own.")
-    options.add_argument("--home")
-    options.add_argument("--socket")
-    options.add_argument("--idle-exit", type=float, metavar="SECONDS")
-    options.add_argument("--ready-fd", type=int, default=-1)
-    return options.parse_args(argv)
 
 
 def calm_collector() -> None:
@@ -119,6 +119,8 @@ class _Say:
 
 async def load_the_rest(kernel: Kernel) -> None:
     """What the start left out, one module at a time: a kernel whose files are replaced goes on with its own version."""
+    import pkgutil
+
     await asyncio.sleep(_BEFORE_THE_REST)
     for room in _ROOMS:
         package = import_module(f"agent_os.{room}")
@@ -126,14 +128,15 @@ async def load_the_rest(kernel: Kernel) -> None:
             if kernel.halting:
                 return
             with suppress(ModuleNotFoundError):  # a driver whose extra is not installed
-                vars(import_module(found.name))
+                import_module(found.name)
             await asyncio.sleep(_BETWEEN_MODULES)
-    for name in [name for name, module in sys.modules.items() if is_waiting(module)]:
-        vars(sys.modules[name])
+    while waiting:
+        import_module(waiting.pop())
+        await asyncio.sleep(_BETWEEN_MODULES)
     kernel.tools.classes()  # and what is made of them
 
 
-async def _serve(home: Path, where: Path, idle_exit: float | None, say: _Say) -> int:
+async def _serve(home: Path, where: Path, idle_exit: float | None, say: _Say, launcher: "Launcher | None") -> int:
     """The kernel's life: boot, serve, end."""
     began = time.monotonic()
     _set_limits()
@@ -142,7 +145,13 @@ async def _serve(home: Path, where: Path, idle_exit: float | None, say: _Say) ->
     first_token.found(home)  # one that others could have read: nothing is started
     store = _store(home)
     kernel = await boot(
-        store=store, home=home, idle_exit=idle_exit, env=dict(os.environ), manifests=place.agents(), install=_install
+        store=store,
+        home=home,
+        idle_exit=idle_exit,
+        env=dict(os.environ),
+        manifests=place.agents(),
+        install=_install,
+        launcher=launcher,
     )
     await first_token.ensure(kernel, home)
     kernel.build = code

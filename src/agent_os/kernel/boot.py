@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_os.abi import frames
 from agent_os.abi.entries import Kind
@@ -16,6 +17,9 @@ from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.tooling import Tool
 from agent_os.kernel.tools import doors as tooling
 
+if TYPE_CHECKING:
+    from agent_os.sandbox.spawner import Launcher
+
 
 async def boot(
     *,
@@ -28,6 +32,7 @@ async def boot(
     agents: bool = True,
     organisation: Path = ORGANISATION,
     manifests: Path | None = None,
+    launcher: "Launcher | None" = None,
 ) -> Kernel:
     journal = Journal.open(store, home=home)  # verified before anything is believed
     policy = await _policy(journal, home, organisation)  # without its rules nothing runs
@@ -46,7 +51,7 @@ async def boot(
         # These need Linux; embedding programs do not.
         from agent_os.kernel.guests import Guests
 
-        kernel.guests = Guests(kernel)  # launchers, processes, their streams
+        kernel.guests = Guests(kernel, launcher)  # launchers, processes, their streams
         kernel.operations = operations.PREPARE  # what operators ask
     outsiders = kernel.outside.restore if agents else None  # programs elsewhere that may come again
     await kernel.recovery.at_boot(outsiders)  # what was under way is settled; who was alive lives again

@@ -53,9 +53,9 @@ Joined = Callable[[int, int], None]  # takes the other ends of its standard outp
 
 
 class Guests:
-    def __init__(self, kernel: "Kernel") -> None:
+    def __init__(self, kernel: "Kernel", launcher: Launcher | None = None) -> None:
         self._kernel = kernel
-        self._starting: asyncio.Task[Launcher] | None = None
+        self._starting = asyncio.create_task(launcher.ready()) if launcher else None
         self._followers: dict[str, Follower] = {}  # by id, over incarnations
         self._ends: dict[str, asyncio.Future[Settled]] = {}  # of those that are followed
         self._last: dict[str, tuple[Outcome, orders.Written]] = {}  # of those that may live again
@@ -143,9 +143,9 @@ class Guests:
             orders.require_unmoved(order, pinned)
         given = {"caps": [*caps] or written.caps, "input": written.input if input is None else input}
         granted = [] if held else [require_endpoint(capability.parse(text)) for text in given["caps"]]
-        doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name)
+        doors = await asyncio.to_thread(safe.routes, kernel.safe, written.secrets, name) if written.secrets else ()
         models = model_doors.granted(kernel.models.catalogue, written.models)
-        program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"])
+        program = await asyncio.to_thread(programs.digest, parsed, written, given["caps"]) if written.file else ""
         if joined is None and kernel.tools.servers:
             kernel.tools.servers.require_no_server(name)
         place()

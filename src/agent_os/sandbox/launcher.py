@@ -128,6 +128,8 @@ def _preload(config: Config) -> Callable[[list[str]], int]:
         signal.signal(number, signal.SIG_DFL)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for every agent
+    # An order may hold secrets, and we may have been started before the kernel set its own limits.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.path[:0] = config.path
     module, _, function = config.entry.partition(":")
     run_native = getattr(importlib.import_module(module), function)

@@ -183,7 +183,8 @@ class Process:
 
 
 class Launcher:
-    """A running launcher. `start` returns when it can spawn; its death ends every agent it made."""
+    """A running launcher. `start` returns when it can spawn; its death ends every agent it made. `begin` returns at
+    once and needs no loop: its interpreter loads while ours does, until `ready`."""
 
     def __init__(self, config: Config, python: str) -> None:
         self._config, self._python = config, python
@@ -195,7 +196,7 @@ class Launcher:
         self._gone, self._closed = True, False
 
     @classmethod
-    async def start(
+    def begin(
         cls,
         *,
         entry: str = "agent_os.userland.native:run",
@@ -208,14 +209,19 @@ class Launcher:
         shown = interpreter_prefixes() if prefixes is None else prefixes
         root = is_host_root() if root_mode is None else root_mode
         self = cls(Config(entry, _library_paths(), list(shown), root, **simulate), python)
-        await self._launch()
+        self._begin()
         return self
+
+    @classmethod
+    async def start(cls, **given: Any) -> "Launcher":
+        """As `begin`, and ready."""
+        return await cls.begin(**given).ready()
 
     @property
     def root_mode(self) -> bool:
         return self._config.root_mode
 
-    async def _launch(self) -> None:
+    def _begin(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._services, their_services = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = (theirs.fileno(), their_services.fileno())
@@ -228,6 +234,9 @@ class Launcher:
             self._starter = subprocess.Popen(
                 command, env=env, cwd="/", pass_fds=fds, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
             )
+
+    async def ready(self) -> "Launcher":
+        """Returns when it can spawn. SandboxError: it cannot, and it has ended."""
         loop = asyncio.get_running_loop()
         self._requests.setblocking(False)
         self._gone = False
@@ -245,6 +254,7 @@ class Launcher:
             word = "launcher" if self._gone and failed["step"] == "launcher" else "setup"  # else it said what failed
             await self._end()
             raise SandboxError(word, failed["why"], failed["step"], failed["errno"])
+        return self
 
     def _receive(self) -> None:
         try:
@@ -379,7 +389,8 @@ class Launcher:
                     raise SandboxError("launcher", "the launcher was closed")
                 if self._gone:
                     await self._end()
-                    await self._launch()
+                    self._begin()
+                    await self.ready()
 
     async def _request(self, spec: SpawnSpec, fds: Mapping[str, int], exited: "asyncio.Future[Exit]") -> int:
         """Ask the launcher for a child; its pidfd."""
