@@ -7,9 +7,13 @@ mounts and files by their place.
 
 import ctypes
 import os
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import forkserver
 
@@ -18,12 +22,23 @@ _JOURNAL = ("journal.db", "journal.db-wal", "journal.db-shm", "journal.db.reserv
 _LASTING = {*_JOURNAL, "lock", "level.json", "logs", "work", "run", "tmp", "secrets"}
 
 
+_started: "WeakSet[subprocess.Popen[Any]]" = WeakSet()
+_start = subprocess.Popen.__init__
+
+
+def _note(process: "subprocess.Popen[Any]", *args: Any, **options: Any) -> None:
+    _start(process, *args, **options)
+    _started.add(process)
+
+
+subprocess.Popen.__init__ = _note  # type: ignore[method-assign]
 _before: set[tuple[int, str]] = set()  # descendants of an earlier test, which failed: pid and start
 
 
 def adopt_orphans() -> None:
     """From now on a process whose parents died is a child of this one, and stays countable. What is here already is
     another test's."""
+    _reap_orphans()
     _before.clear()
     _before.update(_found())
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -37,32 +52,51 @@ def processes() -> dict[int, str]:
 
 
 def _found() -> set[tuple[int, str]]:
-    """Pids, and when they began."""
-    starts: dict[int, str] = {}
-    parents: dict[int, int] = {}
-    spares: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                name, _, facts = (entry / "stat").read_text().rpartition(")")
-                state, parent = facts.split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
+    """Pids, and when they began. Two walks: if a parent ends during the first, its child is ours in the second."""
+    return _walk() | _walk()
+
+
+def _walk() -> set[tuple[int, str]]:
+    ourselves, templates = os.getpid(), forkserver.server.processes()  # no program of a test, but what it forks is
+    found, parents = set[tuple[int, str]](), [ourselves]
+    while parents:
+        parent = parents.pop()
+        for pid in _children(parent):
+            name, facts = _stat(pid)
+            if not facts or facts[0] in "ZX" or (name.endswith("(agent-os-spare") and parent != ourselves):
                 continue
-            if state not in "ZX":
-                parents[int(entry.name)] = int(parent)
-                starts[int(entry.name)] = facts.split()[19]
-                if name.endswith("(agent-os-spare") and int(parent) != os.getpid():
-                    spares.add(int(entry.name))
-    templates = forkserver.server.processes()  # no program of a test, but what it forks is
-    ours = (pid for pid in parents.keys() - spares - templates if _descends(pid, os.getpid(), parents))
-    return {(pid, starts[pid]) for pid in ours}
+            parents.append(pid)
+            if pid not in templates:
+                found.add((pid, facts[19]))
+    return found
 
 
-def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    while (pid := parents.get(pid, 0)) > 0:
-        if pid == ancestor:
-            return True
-    return False
+def _stat(pid: int) -> tuple[str, list[str]]:
+    try:
+        name, _, facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return "", []
+    return name, facts.split()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended
+    return found
+
+
+def _reap_orphans() -> None:
+    """Of hundreds that have ended, each look at all processes would see every one. Whoever started one itself waits for
+    it itself."""
+    own = {one.pid for one in [*_started] if one.returncode is None}
+    for pid in _children(os.getpid()):
+        if pid not in own and _stat(pid)[1][:1] == ["Z"]:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _command_line(pid: int) -> str:

@@ -19,13 +19,14 @@ from agent_os.kernel.authority import capability
 from agent_os.kernel.boot import boot
 from agent_os.kernel.journal import Draft
 from agent_os.kernel.kernel import Kernel
-from agent_os.kernel.table import Agent
+from agent_os.kernel.table import Agent, Ended
 
 SECONDS = 60.0  # a generous safety limit, never a measure
 
 
 _peers: list["Peer"] = []  # to be closed with the kernel
 _sockets: list[socket.socket] = []
+_newest: dict[str, socket.socket] = {}  # of each agent
 
 
 class Peer:
@@ -91,6 +92,15 @@ class Peer:
 async def running(home: Path | None = None) -> AsyncIterator[Kernel]:
     """A kernel without launchers: agents are whatever the test puts at the other end."""
     kernel = await boot(store=SqliteStore(home / "journal.db" if home else None), home=home, agents=False)
+    left = kernel.lives.left
+
+    async def gone(agent: Agent, ended: Ended) -> None:
+        if sock := _newest.get(agent.id):  # the end of a process is the end of what it says
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+        await left(agent, ended)
+
+    kernel.lives.left = gone
     try:
         yield kernel
     finally:
@@ -99,6 +109,7 @@ async def running(home: Path | None = None) -> AsyncIterator[Kernel]:
             sock.close()
         _peers.clear()
         _sockets.clear()
+        _newest.clear()
         await kernel.close()
 
 
@@ -108,8 +119,9 @@ async def agent(
     """An adopted agent and the end of the socket that its process would have."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    _sockets.append(theirs)
     row = kernel.table.admit(name, "native", **facts)
+    _sockets.append(theirs)
+    _newest[row.id] = theirs
     for text in caps:
         row.holdings.grant(capability.parse(text), "test")
     if row.id not in dict(kernel.authority.labels):  # a later life goes on with what the first began with

@@ -55,6 +55,38 @@ def test_many_who_start_one_at_once_get_the_same_kernel(home: Path) -> None:
     assert len(set(asyncio.run(everybody()))) == 1
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_kernel_that_an_agent_will_follow_has_started_its_launcher(home: Path, follows: bool) -> None:
+    async def has_launcher() -> bool:
+        async with session(same=follows):
+            return any("agent_os.sandbox.launcher" in command for command in leftovers.processes().values())
+
+    assert asyncio.run(has_launcher()) is follows
+
+
+_LATER = """
+import asyncio, pkgutil, sys
+from types import SimpleNamespace
+from agent_os import lazy
+from agent_os.daemon import process
+before = set(sys.modules)
+assert lazy.waiting
+kernel = SimpleNamespace(halting=False, tools=SimpleNamespace(classes=lambda: None))
+asyncio.run(asyncio.wait_for(process.load_the_rest(kernel), 60))
+rooms = [sys.modules[f"agent_os.{room}"] for room in ("abi", "drivers", "kernel", "manifest")]
+ours = [one.name for room in rooms for one in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+print(len(set(ours) - before), *(set(ours) - set(sys.modules)), *lazy.waiting)
+"""
+
+
+def test_what_a_start_left_out_is_loaded_soon_after_it() -> None:
+    """A kernel whose files are replaced must not find the new ones."""
+    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True, check=True)
+    count, *missing = done.stdout.split()
+    assert int(count) > 20
+    assert missing == []
+
+
 def test_a_kernel_that_somebodys_command_started_is_gone_when_the_last_one_leaves(home: Path) -> None:
     async def scenario() -> None:
         async with session() as (first, new):

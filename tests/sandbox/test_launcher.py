@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -187,3 +188,21 @@ def test_the_cgroup_namespace_is_entered_after_the_group() -> None:
     ran = agents.drive(body)
     assert ran.code == 0
     assert {line.split(":", 2)[2] for line in ran.output.splitlines()} == {"/"}
+
+
+def test_a_launcher_leaves_no_picture_of_its_memory() -> None:
+    """Orders pass through it, and it may have been started before its kernel set its own limits."""
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+
+    async def soft_limit() -> int:
+        launcher = await Launcher.start()
+        try:
+            return min(resource.prlimit(pid, resource.RLIMIT_CORE)[0] for pid in _descendants(os.getpid()))
+        finally:
+            await launcher.close()
+
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    try:
+        assert asyncio.run(soft_limit()) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
