@@ -40,7 +40,7 @@ from typing import Any
 
 PROGRAMS = {"agent_os.cli.main": "agent_os.cli.main", "agent_os.daemon": "agent_os.daemon.__main__"}
 # Not loaded ahead: what is a program of its own and exec'd, and one verb's library for whole screens.
-LEFT_OUT = ("agent_os.gateway", "agent_os.cli.board", "agent_os.daemon.__main__")
+LEFT_OUT = ("agent_os.gateway", "agent_os.cli.board", "agent_os.cli.panes", "agent_os.daemon.__main__")
 # The interpreter and the libraries read these when they are loaded, so they must be as the template has them, or the
 # program is exec'd. `test_forkserver.py` finds out which ones are read.
 START_UP = ("LANG", "LC_", "LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON")
