@@ -63,7 +63,7 @@ class PowerLoss:
         points.deadly = self.strike
 
     def strike(self) -> None:
-        with tempfile.TemporaryDirectory() as image:
+        with tempfile.TemporaryDirectory(dir=HOME.parent) as image:  # stays: we die in it
             points.note("lost", str(self.disk.image(HOME, Path(image))))
             for name in ("journal.db", "journal.db-wal"):
                 (HOME / name).write_bytes(Path(image, name).read_bytes())
