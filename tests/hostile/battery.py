@@ -36,7 +36,7 @@ GROUPS = (
     *(attempts_files, attempts_proc, attempts_namespaces, attempts_processes, attempts_kernel, attempts_network),
     *(attempts_socks, attempts_leaks, attempts_resources, attempts_rights, attempts_tools),
 )
-TRIES_SECONDS = 10.0
+TRIES_SECONDS = 60.0  # a safety limit: filling /tmp takes beyond ten on a busy machine
 REFUSALS = frozenset(
     getattr(errno, name)
     for name in """EPERM EACCES ENOENT ENOTDIR ESRCH EROFS ENOSYS ENETUNREACH EHOSTUNREACH ECONNREFUSED ETIMEDOUT

@@ -313,7 +313,7 @@ def _run_outside(stage: Stage, ids: list[str], box: bool, layer: str, abi: int, 
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=120,
+            timeout=280,
             pass_fds=(held,),
             env={"KERNEL_SECRET": stage.secret},
         )
