@@ -243,3 +243,11 @@ def test_a_frame_in_many_pieces_costs_about_a_frame() -> None:
     assert splitter.partial
     assert splitter.feed(b"\x00\x00hello") == [b"hello"]
     assert not splitter.partial
+
+
+def test_a_body_in_parts_is_bounded() -> None:
+    gathered = frames.Gathered()
+    for _ in range(frames.MAX_BODY // frames.PART):
+        gathered.take(frames.Part(1, bytes(frames.PART)))
+    with pytest.raises(EMSGSIZE):
+        gathered.take(frames.Part(1, b"x"))

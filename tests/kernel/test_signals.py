@@ -9,7 +9,7 @@ from agent_os.abi.entries import Kind
 from agent_os.abi.errors import EPERM, ESRCH
 from agent_os.abi.signals import AgentSignal
 from agent_os.abi.states import ExitClass
-from agent_os.abi.syscalls import Signal, Write
+from agent_os.abi.syscalls import Sigmask, Signal, Write
 from agent_os.kernel import signals as module
 from agent_os.kernel.kernel import Kernel
 from agent_os.kernel.recorded import decode_any
@@ -35,6 +35,17 @@ def test_only_the_kernel_sends_what_is_the_kernels_and_strangers_need_a_capabili
         assert await able.ask(Signal(agent="target", signal=AgentSignal.SIGUSR2)) == {"delivered": True}
         with pytest.raises(ESRCH):
             await able.ask(Signal(agent="nobody", signal=AgentSignal.SIGUSR2))
+
+    with_kernel(test)
+
+
+def test_a_mask_defers_what_agents_send_and_nothing_of_the_operators() -> None:
+    async def test(kernel: Kernel) -> None:
+        agent, peer = await greeted(kernel, "target")
+        _, able = await greeted(kernel, "able", caps=("agent:target:signal",))
+        await peer.ask(Sigmask(block=[AgentSignal.SIGUSR2]))
+        assert await able.ask(Signal(agent="target", signal=AgentSignal.SIGUSR2)) == {"delivered": False}
+        assert await kernel.signals.send(KERNEL, agent, AgentSignal.SIGUSR2)
 
     with_kernel(test)
 

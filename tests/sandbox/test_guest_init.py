@@ -82,10 +82,18 @@ def test_what_takes_too_long_is_ended_with_all_it_started() -> None:
     async def body(launcher: Launcher) -> None:
         async with agents.started(launcher, asked("echo up; sleep 600")) as (process, output):
             await asyncio.to_thread(agents.read_line, output)
-            long = start(process, "sh", "-c", "sleep 600 & sleep 600")
-            long.signal(signal.SIGKILL)
+            long = start(process, "sh", "-c", "sleep 700 & sleep 700")
+            both, none = (
+                "test $(grep -l '[7]00' /proc/[0-9]*/cmdline | wc -l) -ge 2",
+                "! grep -q '[7]00' /proc/[0-9]*/cmdline",
+            )
             async with asyncio.timeout(20):
+                while await ran(process, "sh", "-c", both) != End(0):
+                    pass
+                long.signal(signal.SIGKILL)
                 assert await long.wait() == End(128 + signal.SIGKILL)
+                while await ran(process, "sh", "-c", none) != End(0):
+                    pass
 
     agents.drive(body)
 
