@@ -64,7 +64,9 @@ class Operator:
 
     def insists(self, keys: str, text: str) -> None:
         """Type it, and see whatever comes until nothing does for a second; again, until a text is on the screen."""
+        deadline = time.monotonic() + SECONDS
         while text.encode() not in self.screen:
+            assert time.monotonic() < deadline, f"{text!r} did not appear; the screen got {self.screen!r}"
             self.type(keys)
             while select.select([self.keyboard], [], [], 1)[0]:
                 self.screen += os.read(self.keyboard, 65536)
